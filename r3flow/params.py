@@ -1,0 +1,304 @@
+"""The typed `params.yaml`: unknown keys are refused with the nearest right one, and every bound is checked.
+
+Imports no torch, so that a bad file is refused in a fraction of a second, before DVC starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from r3flow.errors import ConfigError
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """Strict and frozen; a key that is not named here is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+class Files(Section):
+    corpus: str | None = None
+    train: str | None = None
+    dev: str | None = None
+    test: str | None = None
+
+
+class World(Section):
+    train_questions: Count
+    dev_questions: Count
+    test_questions: Count
+    passages: Annotated[int, Field(ge=100)]
+
+
+class Prepare(Section):
+    source: Literal["world", "files"]
+    files: Files
+    world: World
+
+
+class Index(Section):
+    encoder: str
+    dimension: Annotated[int, Field(ge=2, le=4096)]
+    stopwords: Literal["en"] | None
+
+
+class Retrieval(Section):
+    kind: Literal["bm25", "dense", "remote"]
+    top_k: Annotated[int, Field(ge=1, le=100)]
+    url: str | None = None
+
+
+class ProtocolParams(Section):
+    name: Literal["r3rag"]
+    max_steps: Annotated[int, Field(ge=1, le=64)]
+    max_turn_tokens: Annotated[int, Field(ge=8)]
+    max_document_characters: Annotated[int, Field(ge=16)]
+    max_context_tokens: Annotated[int, Field(ge=64)]
+
+
+class Price(Section):
+    """US dollars for a million tokens. Prices change: date them in a comment."""
+
+    cached_input: NonNegative = 0.0
+    input: NonNegative = 0.0
+    output: NonNegative = 0.0
+
+
+class Endpoint(Section):
+    """An OpenAI-compatible server. `endpoint: simulated` is the stand-in that a stage starts itself on loopback."""
+
+    endpoint: Literal["simulated", "openai"]
+    base_url: str | None
+    api_key_env: str
+    model: str
+    max_tokens: Count
+    extra_body: dict[str, Any]
+    concurrency: Annotated[int, Field(ge=1, le=4096)]
+    timeout_s: Positive
+    max_retries: Annotated[int, Field(ge=0, le=100)]
+    budget_usd: Positive | None
+    price_usd_per_million: Price
+
+    @model_validator(mode="after")
+    def _url(self) -> Endpoint:
+        if self.endpoint == "openai" and not self.base_url:
+            raise ValueError("base_url is needed with endpoint: openai (for DeepSeek: https://api.deepseek.com)")
+        return self
+
+
+class Simulated(Section):
+    partial_query: Rate
+    vague_query: Rate
+    needless_search: Rate
+    early_answer: Rate
+    fails_four_hops: Rate
+
+
+class Synthesize(Section):
+    questions: Count
+    attempts: Annotated[int, Field(ge=1, le=64)]
+    temperature_first: Annotated[float, Field(ge=0, le=2)]
+    temperature_later: Annotated[float, Field(ge=0, le=2)]
+    format_tries: Annotated[int, Field(ge=1, le=10)]
+
+
+class Filter(Section):
+    judge: bool
+
+
+class Policy(Section):
+    base: str
+    trust_remote_code: bool
+
+
+class SFT(Section):
+    epochs: Count
+    batch_size: Count
+    learning_rate: Positive
+    warmup_ratio: Rate
+    weight_decay: NonNegative
+    max_grad_norm: Positive
+    save_steps: Count
+
+
+class Reward(Section):
+    preset: Literal["demo", "paper", "code"]
+    outcome: Literal["match", "match_or_judge"]
+    process: Literal["judge", "gold", "score", "none"]
+
+
+class PPO(Section):
+    algorithm: Literal["ppo", "grpo"]
+    iterations: Count
+    prompts: Count
+    group: Count
+    minibatch: Count
+    epochs: Count
+    learning_rate: Positive
+    warmup_iterations: Whole
+    final_lr_factor: Rate
+    critic: Literal["head", "model"]
+    critic_learning_rate: Positive
+    critic_warmup_iterations: Whole
+    value_coefficient: NonNegative
+    clip: Positive
+    value_clip: Positive | None
+    gamma: Rate
+    lam: Rate
+    credit: Literal["trajectory", "step"]
+    kl: Literal["reward", "loss", "none"]
+    kl_coefficient: NonNegative
+    entropy_coefficient: float
+    temperature: Positive
+    max_grad_norm: Positive
+    mask_retrieved: bool
+    max_unknown: Rate
+    eval_questions: Whole
+    eval_every: Count
+    save_every: Count
+
+    @model_validator(mode="after")
+    def _batch(self) -> PPO:
+        if (self.prompts * self.group) % self.minibatch:
+            raise ValueError(f"minibatch ({self.minibatch}) must divide prompts x group ({self.prompts * self.group}); no sample is duplicated")
+        if self.algorithm == "grpo" and self.group < 2:
+            raise ValueError("group must be 2 or more with algorithm: grpo")
+        return self
+
+
+class Evaluate(Section):
+    questions: Count
+    batch_size: Count
+    bootstrap: Annotated[int, Field(ge=100)]
+    judge: bool
+
+
+class Report(Section):
+    trajectories: Whole
+
+
+class Params(Section):
+    """The whole file. See `params.yaml` for what each key means."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    prepare: Prepare
+    index: Index
+    retrieval: Retrieval
+    protocol: ProtocolParams
+    teacher: Endpoint
+    judge: Endpoint
+    simulated: Simulated
+    synthesize: Synthesize
+    filter: Filter
+    policy: Policy
+    sft: SFT
+    reward: Reward
+    ppo: PPO
+    evaluate: Evaluate
+    report: Report
+
+    @model_validator(mode="after")
+    def _together(self) -> Params:
+        if self.retrieval.kind == "remote" and not self.retrieval.url:
+            raise ValueError("retrieval.url is needed with retrieval.kind: remote")
+        if self.prepare.source == "files":
+            missing = [key for key in ("corpus", "train", "dev", "test") if getattr(self.prepare.files, key) is None]
+            if missing:
+                raise ValueError(f"prepare.files.{missing[0]} is needed with prepare.source: files")
+            for who in ("teacher", "judge"):
+                if getattr(self, who).endpoint == "simulated" and (who == "teacher" or self.judge_needed):
+                    raise ValueError(
+                        f"{who}.endpoint: simulated knows only the generated world; for your own corpus set {who}.endpoint: openai, "
+                        f"{who}.base_url: https://api.deepseek.com, {who}.model: deepseek-v4-flash, and export DEEPSEEK_API_KEY"
+                    )
+        return self
+
+    @property
+    def judge_needed(self) -> bool:
+        """Whether any stage asks the judge."""
+        return self.filter.judge or self.evaluate.judge or self.reward.process == "judge" or self.reward.outcome == "match_or_judge"
+
+
+def _fields(model: Any) -> list[str]:
+    """The keys of a section's class; also of `Section | None`."""
+    for candidate in (model, *get_args(model)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return list(candidate.model_fields)
+    return []
+
+
+def _line_of(text: str, location: tuple[Any, ...]) -> int:
+    """The line in the YAML text of the deepest key of `location` that the file has; 1 if none."""
+    node, line = yaml.compose(text, Loader=yaml.SafeLoader), 1
+    for key in location:
+        if not isinstance(node, yaml.MappingNode):
+            break
+        found = [(k, v) for k, v in node.value if k.value == key]
+        if not found:
+            break
+        line, node = found[0][0].start_mark.line + 1, found[0][1]
+    return line
+
+
+def _explain(problem: Any) -> str:
+    """One line for one pydantic error."""
+    location = tuple(part for part in problem["loc"] if part != "function-after")
+    name = ".".join(map(str, location))
+    if problem["type"] == "extra_forbidden":
+        model: Any = Params
+        for part in location[:-1]:
+            model = model.model_fields[part].annotation
+        near = difflib.get_close_matches(str(location[-1]), _fields(model), 1, 0.5)
+        return f"unknown key '{name}'" + (f"; did you mean '{near[0]}'?" if near else f"; known here: {', '.join(_fields(model))}")
+    if problem["type"] == "missing":
+        return f"key '{name}' is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{name}: {message}" + ("" if problem["type"] == "value_error" else f", got {problem['input']!r}") if name else message
+
+
+def parse(text: str, source: str = "params.yaml") -> Params:
+    """Validate YAML text. Raises ConfigError: one line with file, line, key and remedy."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{source}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source}: expected sections, got {type(value).__name__}")
+    try:
+        return Params.model_validate(value)
+    except ValidationError as error:
+        problems = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+        rest = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ConfigError(f"{source}:{_line_of(text, problems[0]['loc'])}: {_explain(problems[0])}{rest}") from None
+
+
+def load(path: str | Path = "params.yaml") -> Params:
+    """Read and validate a params file. Raises ConfigError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; run this in the project's folder") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not valid UTF-8 (byte {error.start})") from None
+    return parse(text, str(path))
+
+
+if __name__ == "__main__":
+    try:
+        load(*sys.argv[1:2])
+    except ConfigError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,61 @@
+"""What a protocol is: the text form of a trajectory. One object renders it and parses it, for every stage alike.
+
+A trajectory is an append-only stream of segments. `prompt` (the question) and `environment` (retrieved documents) are given to the
+policy and masked in training; `policy` segments are what the policy writes. A policy turn is one step and ends with the
+tokenizer's end-of-text token, which is no part of the text here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from r3flow.trajectory import InvalidStep, Passage, Step, Trajectory
+
+Role = Literal["prompt", "policy", "environment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of the stream and who wrote it."""
+
+    role: Role
+    text: str
+
+
+class StepProtocol(Protocol):
+    """One text format of reasoning and retrieval. Implementations are stateless."""
+
+    name: str
+
+    def prompt(self, question: str) -> str:
+        """The first segment."""
+
+    def render_step(self, step: Step) -> str:
+        """The policy's text of a well-formed step, without documents and without end-of-text."""
+
+    def render_documents(self, passages: Sequence[Passage], max_characters: int) -> str:
+        """The environment's segment after a query. Every passage is cut to `max_characters` and neutralised; the frame is never cut."""
+
+    def parse(self, text: str, number: int, *, complete: bool = True) -> Step | InvalidStep:
+        """Read one policy turn. `number` is the step it must be; `complete` is False if the turn was cut at the token limit."""
+
+
+def squeeze(text: str) -> str:
+    """One line: control characters and every run of white space become a single space."""
+    return re.sub(r"\s+", " ", re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", text)).strip()
+
+
+def segments(protocol: StepProtocol, trajectory: Trajectory, max_characters: int) -> list[Segment]:
+    """The whole stream of a trajectory, in order: prompt, then step and documents by turns."""
+    stream = [Segment("prompt", protocol.prompt(trajectory.question.question))]
+    for step in trajectory.steps:
+        if isinstance(step, InvalidStep):
+            stream.append(Segment("policy", step.raw))
+            continue
+        stream.append(Segment("policy", protocol.render_step(step)))
+        if step.query is not None:
+            stream.append(Segment("environment", protocol.render_documents([h.passage for h in step.hits], max_characters)))
+    return stream

@@ -1,0 +1,74 @@
+"""From a trajectory to token ids and back to nothing: the one place where text becomes ids.
+
+A trajectory is one append-only stream: prompt ids, then policy turns and environment blocks by turns. Each segment is encoded on its
+own and appended; nothing is decoded and encoded again, so SFT, rollouts, rewards and the losses see the same ids and the same mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from r3flow.errors import ConfigError
+from r3flow.protocol.base import StepProtocol, segments
+from r3flow.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A trajectory as ids. `mask` (as long as `completion_ids`) is 1 on policy tokens, 0 on environment tokens.
+
+    `step_ends` are the places in `completion_ids` of each step's last policy token (the end-of-text token).
+    """
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    mask: list[int]
+    step_ends: list[int]
+
+
+class TokenStream:
+    """Encodes the three kinds of segment with one tokenizer. Raises ConfigError if the tokenizer has no end-of-text token."""
+
+    def __init__(self, tokenizer: Any, protocol: StepProtocol) -> None:
+        if tokenizer.eos_token_id is None:
+            raise ConfigError("policy.base: its tokenizer has no end-of-text token (eos_token); a turn could never end")
+        self.tokenizer, self.protocol = tokenizer, protocol
+        self.eos: int = tokenizer.eos_token_id
+
+    def _plain(self, text: str) -> list[int]:
+        # special tokens that stand in the text as text ("<|im_end|>" in a passage) must stay text
+        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+    def prompt_ids(self, question: str) -> list[int]:
+        """The prompt, behind whatever the tokenizer puts before a text (a BOS, or nothing)."""
+        start = list(self.tokenizer("", add_special_tokens=True)["input_ids"])
+        if start and start[-1] == self.eos and start[0] != self.tokenizer.bos_token_id:
+            start = start[:-1]
+        return start + self._plain(self.protocol.prompt(question))
+
+    def policy_ids(self, text: str) -> list[int]:
+        """One policy turn with its end-of-text token."""
+        return [*self._plain(text), self.eos]
+
+    def environment_ids(self, text: str) -> list[int]:
+        """A block of retrieved documents. Never empty."""
+        return self._plain(text)
+
+    def encode(self, trajectory: Trajectory, max_characters: int) -> Encoded:
+        """The whole stream of a trajectory; `max_characters` is the cut of each document."""
+        first, *rest = segments(self.protocol, trajectory, max_characters)
+        prompt = self.prompt_ids(trajectory.question.question)
+        assert first.role == "prompt"
+        completion: list[int] = []
+        mask: list[int] = []
+        ends: list[int] = []
+        for segment in rest:
+            if segment.role == "policy":
+                ids = self.policy_ids(segment.text)
+                ends.append(len(completion) + len(ids) - 1)
+            else:
+                ids = self.environment_ids(segment.text)
+            completion += ids
+            mask += [int(segment.role == "policy")] * len(ids)
+        return Encoded(prompt, completion, mask, ends)
