@@ -178,6 +178,10 @@ class PPO(Section):
         return self
 
 
+class Control(Section):
+    learning_rate: Positive
+
+
 class Evaluate(Section):
     questions: Count
     batch_size: Count
@@ -206,6 +210,7 @@ class Params(Section):
     sft: SFT
     reward: Reward
     ppo: PPO
+    control: Control
     evaluate: Evaluate
     report: Report
 

@@ -24,7 +24,7 @@ from r3flow.params import World as WorldParams
 from r3flow.protocol import r3rag
 from r3flow.simulated.mind import phrases
 
-STEPS, BATCH, EASY_STEPS, SEED = 2400, 48, 60, 20_261
+STEPS, BATCH, EASY_STEPS, SEED = 1300, 48, 60, 20_261
 MUON_LR, ADAM_LR, CLIP, WARMUP = 0.02, 2e-3, 1.0, 0.05
 
 

@@ -1,0 +1,70 @@
+"""params.yaml: the shipped files validate, and a bad one is refused in one line that names line, key and remedy."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from r3flow.errors import ConfigError
+from r3flow.params import load, parse
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "params.yaml").read_text()
+
+
+@pytest.mark.parametrize("path", [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))], ids=lambda path: path.name)
+def test_every_shipped_profile_validates(path):
+    load(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  top_k: 1", "  topk: 1", r"unknown key 'retrieval.topk'; did you mean 'top_k'\?"),
+        ("report:", "reprot:", r"unknown key 'reprot'; did you mean 'report'\?"),
+        ("  lam: 0.95", "  lam: 1.5", r"ppo.lam: .*less than or equal to 1"),
+        ("seed: 1 ", 'seed: "1" ', r"seed: .*integer"),
+        ("  source: world", "  source: files", r"prepare.files.corpus is needed"),
+        ("  minibatch: 64", "  minibatch: 50", r"must divide"),
+        ("  algorithm: ppo", "  algorithm: grpo", r"group must be 2 or more"),
+        ("  kind: bm25", "  kind: remote", r"retrieval.url is needed"),
+        ("  endpoint: simulated", "  endpoint: openai", r"base_url is needed .*deepseek"),
+        ("  bootstrap: 2000", "", r"key 'evaluate.bootstrap' is missing"),
+        ("  judge: true", "  judge: [", r"not valid YAML"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_line(old, new, message):
+    assert old in TEXT
+    with pytest.raises(ConfigError) as error:
+        parse(TEXT.replace(old, new, 1))
+    text = str(error.value)
+    assert re.search(message, text) and "\n" not in text and re.match(r"params\.yaml:\d+: ", text)
+
+
+def test_own_files_with_the_simulated_teacher_say_how_to_set_a_real_one():
+    text = TEXT.replace("source: world", "source: files").replace("corpus: null", "corpus: c")
+    for split in ("train", "dev", "test"):
+        text = text.replace(f"{split}: null", f"{split}: x")
+    with pytest.raises(ConfigError, match=r"teacher.endpoint: openai.*api.deepseek.com.*DEEPSEEK_API_KEY"):
+        parse(text)
+
+
+def test_a_line_number_is_the_keys_own():
+    text = TEXT.replace("  value_clip: 0.2", "  value_clip: -1")
+    with pytest.raises(ConfigError, match=f"^params.yaml:{text.splitlines().index('  value_clip: -1') + 1}: ppo.value_clip"):
+        parse(text)
+
+
+def test_missing_and_non_utf8_files_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_bytes(b"seed: \xff")
+    with pytest.raises(ConfigError, match="not valid UTF-8"):
+        load(tmp_path / "bad.yaml")
+
+
+def test_the_check_imports_no_torch():
+    code = "import sys, r3flow.params as p; p.load(); assert 'torch' not in sys.modules and 'mlflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
