@@ -9,6 +9,7 @@ import difflib
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -29,10 +30,12 @@ class Section(BaseModel):
 
 
 class Files(Section):
-    corpus: str | None = None
-    train: str | None = None
-    dev: str | None = None
-    test: str | None = None
+    """Your own files. Always set, since `dvc.yaml` names them as dependencies of `prepare`: an edited corpus must make it run again."""
+
+    corpus: str
+    train: str
+    dev: str
+    test: str
 
 
 class World(Section):
@@ -76,6 +79,20 @@ class Price(Section):
     output: NonNegative = 0.0
 
 
+def base_url_host(url: str) -> str:
+    """The host of an endpoint's address. Raises ValueError unless it is a plain http or https address without user, query or fragment."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises ValueError for a bad port
+    except ValueError as error:
+        raise ValueError(f"base_url {url!r} is no address: {error}") from None
+    if "@" in parts.netloc:
+        raise ValueError("base_url may not hold a user or password: the key comes from the variable that api_key_env names")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or url != url.strip():
+        raise ValueError(f"base_url {url!r} must look like https://api.deepseek.com")
+    return parts.hostname
+
+
 class Endpoint(Section):
     """An OpenAI-compatible server. `endpoint: simulated` is the stand-in that a stage starts itself on loopback."""
 
@@ -95,6 +112,8 @@ class Endpoint(Section):
     def _url(self) -> Endpoint:
         if self.endpoint == "openai" and not self.base_url:
             raise ValueError("base_url is needed with endpoint: openai (for DeepSeek: https://api.deepseek.com)")
+        if self.base_url is not None:
+            base_url_host(self.base_url)
         return self
 
 
@@ -219,9 +238,6 @@ class Params(Section):
         if self.retrieval.kind == "remote" and not self.retrieval.url:
             raise ValueError("retrieval.url is needed with retrieval.kind: remote")
         if self.prepare.source == "files":
-            missing = [key for key in ("corpus", "train", "dev", "test") if getattr(self.prepare.files, key) is None]
-            if missing:
-                raise ValueError(f"prepare.files.{missing[0]} is needed with prepare.source: files")
             for who in ("teacher", "judge"):
                 if getattr(self, who).endpoint == "simulated" and (who == "teacher" or self.judge_needed):
                     raise ValueError(

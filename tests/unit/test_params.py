@@ -26,7 +26,7 @@ def test_every_shipped_profile_validates(path):
         ("report:", "reprot:", r"unknown key 'reprot'; did you mean 'report'\?"),
         ("  lam: 0.95", "  lam: 1.5", r"ppo.lam: .*less than or equal to 1"),
         ("seed: 1 ", 'seed: "1" ', r"seed: .*integer"),
-        ("  source: world", "  source: files", r"prepare.files.corpus is needed"),
+        ("    corpus: data/example/corpus.jsonl", "", r"key 'prepare.files.corpus' is missing"),
         ("  minibatch: 64", "  minibatch: 50", r"must divide"),
         ("  algorithm: ppo", "  algorithm: grpo", r"group must be 2 or more"),
         ("  kind: bm25", "  kind: remote", r"retrieval.url is needed"),
@@ -44,9 +44,7 @@ def test_a_bad_file_is_refused_in_one_line(old, new, message):
 
 
 def test_own_files_with_the_simulated_teacher_say_how_to_set_a_real_one():
-    text = TEXT.replace("source: world", "source: files").replace("corpus: null", "corpus: c")
-    for split in ("train", "dev", "test"):
-        text = text.replace(f"{split}: null", f"{split}: x")
+    text = TEXT.replace("source: world", "source: files")
     with pytest.raises(ConfigError, match=r"teacher.endpoint: openai.*api.deepseek.com.*DEEPSEEK_API_KEY"):
         parse(text)
 
