@@ -67,16 +67,48 @@ def build_model(vocabulary: int) -> LlamaForCausalLM:
     return model
 
 
-def batch_of(tokenizer: PreTrainedTokenizerFast, rng: random.Random, easy: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, labels), both (B, T); labels are -100 on contexts and padding."""
+class Muon(torch.optim.Optimizer):
+    """Momentum with orthogonalised updates for matrices (Jordan et al. 2024), in fp32.
+
+    torch.optim.Muon iterates in bfloat16, which costs as much as the whole forward and backward pass on processors without bf16 units.
+    """
+
+    def __init__(self, weights: list[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(weights, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                average = self.state[weight].setdefault("average", torch.zeros_like(weight))
+                average.lerp_(weight.grad, 1 - group["momentum"])
+                update = weight.grad.lerp(average, group["momentum"])
+                tall = update.size(0) > update.size(1)
+                x = update.T if tall else update
+                x = x / (x.norm() + 1e-7)
+                for _ in range(5):
+                    gram = x @ x.T
+                    x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+                scale = max(1.0, weight.size(0) / weight.size(1)) ** 0.5
+                weight.add_(x.T if tall else x, alpha=-group["lr"] * scale)
+
+
+def batches(tokenizer: PreTrainedTokenizerFast, rng: random.Random, easy: bool, count: int = 10) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """`count` batches of (ids, labels), both (B, T), of rows of like length; labels are -100 on contexts and padding."""
     rows = []
-    for _ in range(BATCH):
+    for _ in range(count * BATCH):
         context, statements = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in pretraining_sample(rng, easy=easy))
         rows.append((context + statements + [1], [-100] * len(context) + statements + [1]))
-    width = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([row + [0] * (width - len(row)) for row, _ in rows])
-    labels = torch.tensor([row + [-100] * (width - len(row)) for _, row in rows])
-    return ids, labels
+    rows.sort(key=lambda row: len(row[0]))
+    result = []
+    for start in range(0, len(rows), BATCH):
+        part = rows[start : start + BATCH]
+        width = len(part[-1][0])
+        ids = torch.tensor([row + [0] * (width - len(row)) for row, _ in part])
+        labels = torch.tensor([row + [-100] * (width - len(row)) for _, row in part])
+        result.append((ids, labels))
+    rng.shuffle(result)
+    return result
 
 
 def train(out: Path, steps: int) -> None:
@@ -87,7 +119,7 @@ def train(out: Path, steps: int) -> None:
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     others = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.0, momentum=0.95),
+        Muon(matrices, lr=MUON_LR),
         torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     warmup = max(1, int(WARMUP * steps))
@@ -98,9 +130,12 @@ def train(out: Path, steps: int) -> None:
         return 0.5 * (1 + torch.cos(torch.tensor(torch.pi * (step - warmup) / (steps - warmup))).item())
 
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, factor) for optimizer in optimizers]
-    wall, cpu, tokens, losses = time.time(), time.process_time(), 0, []
+    wall, cpu, tokens = time.time(), time.process_time(), 0
+    losses: list[float] = []
+    queue: list[tuple[torch.Tensor, torch.Tensor]] = []
     for step in range(steps):
-        ids, labels = batch_of(tokenizer, rng, step < EASY_STEPS)
+        queue = queue or batches(tokenizer, rng, step < EASY_STEPS)
+        ids, labels = queue.pop()
         # fp32: on processors without bf16 units autocast is ten times slower
         hidden = model.model(ids).last_hidden_state[:, :-1]
         wanted = labels[:, 1:] != -100

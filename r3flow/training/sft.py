@@ -167,12 +167,13 @@ def train_sft(
     lengths = [len(sample["input_ids"]) for sample in samples]
     order = planned_order(lengths, schedule, params.seed)
     steps = math.ceil(len(order) / schedule.batch_size)
+    # the loss is logged at every step: a mean over several would restart at a resume and give another curve
     config = SFTConfig(
         output_dir=str(work_dir / "checkpoints"), num_train_epochs=1, max_steps=steps, per_device_train_batch_size=schedule.batch_size,
         learning_rate=schedule.learning_rate, lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": schedule.final_factor},
         warmup_steps=max(1, round(schedule.warmup_ratio * steps)), weight_decay=schedule.weight_decay,
         max_grad_norm=schedule.max_grad_norm, adam_beta2=0.95, optim="adamw_torch", train_sampling_strategy="sequential",
-        save_strategy="steps", save_steps=schedule.save_steps, save_total_limit=2, logging_steps=5, report_to=[], disable_tqdm=True,
+        save_strategy="steps", save_steps=schedule.save_steps, save_total_limit=2, logging_steps=1, report_to=[], disable_tqdm=True,
         bf16=False, gradient_checkpointing=False, dataloader_num_workers=0, dataloader_pin_memory=False, seed=params.seed, max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True}, remove_unused_columns=False, use_cpu=not torch.cuda.is_available(),
     )  # fmt: skip
