@@ -34,9 +34,9 @@ class Speaker:
     def teach(self, prompt: str, attempt: int) -> str:
         name = re.search(r"code of (\w+)", prompt).group(1)
         number = prompt.count("The retrieval query:") + 1
-        draw = chance(name, attempt)
+        draw = chance(name, attempt % 1000)
         head = f"Step {number}:\nThe problem analysis: step {number} about {name}."
-        if draw < 0.1 and number == 2:
+        if draw < 0.1 and number == 2 and (attempt < 1000 or draw < 0.06):  # a second try helps two in five
             return f"I would rather not, says {name}."
         if number <= 2 or 0.1 <= draw < 0.2:
             return f"{head}\nThe retrieval query: {name} part {number}"

@@ -1,0 +1,144 @@
+"""Rejection sampling: which trajectories the cold start may learn from."""
+
+import json
+
+import pytest
+
+from r3flow.errors import DataError, EndpointError
+from r3flow.llm import rejection
+from r3flow.llm.judge import Judge
+from r3flow.llm.rejection import Tally, sift, useless_retrievals, well_formed
+from r3flow.llm.teacher import Attempt
+from r3flow.protocol import PROTOCOLS
+from r3flow.simulated.http import Reply
+from r3flow.trajectory import Hit, InvalidStep, Passage, Question, Step, Trajectory
+from tests.llm_fakes import BadServer, Speaker, client
+
+R3RAG = PROTOCOLS["r3rag"]
+GOLD = ("g1", "g2")
+
+
+def search(number, *ids):
+    return Step(number, "I look.", query="a query", hits=tuple(Hit(Passage(name, name, "Text."), 1.0) for name in ids))
+
+
+def attempt(name, number, *steps, finish="answered", answers=("Paris",), kind="chain", hops=2, gold=GOLD):
+    return Attempt(number, Trajectory(Question(name, f"Question {name}?", answers, gold, kind, hops), steps, finish))
+
+
+def say(answer, number=2):
+    return Step(number, "So it is.", answer=answer)
+
+
+class Yes(Speaker):
+    """Accepts every answer that holds 'yes'."""
+
+    asked = 0
+
+    def judge_answer(self, prompt):
+        Yes.asked += 1
+        prediction = prompt.rpartition("Prediction:")[2]
+        return "no idea" if "unsure" in prediction else json.dumps({"correct": "yes" in prediction})
+
+
+@pytest.fixture
+def judge(tmp_path):
+    Yes.asked = 0
+    with BadServer(speaker=Yes()) as server, client(server.url, tmp_path, role="judge", max_retries=0) as made:
+        judge = Judge(made)
+        judge.server = server
+        yield judge
+
+
+ATTEMPTS = [
+    attempt("a", 0, search(1, "g1"), say("paris.")),
+    attempt("b", 0, search(1, "x"), say("yes, that one"), kind="compare", hops=4),
+    attempt("b", 1, search(1, "g1"), search(2, "g1"), say("the Paris", 3), kind="compare", hops=4),
+    attempt("c", 0, search(1, "g2"), say("London")),
+    attempt("c", 1, search(1, "x"), search(2, "g1"), say("yes", 3)),
+    attempt("d", 0, search(1, "x"), say("London")),
+    attempt("d", 1, search(1, "x"), InvalidStep(2, "hm", "why"), finish="malformed"),
+    attempt("e", 0, search(1, "x"), search(2, "x"), finish="budget"),
+    attempt("e", 1, search(1, "x"), say("unsure"), kind="compare"),
+    attempt("f", 0, say("no", 1)),
+    attempt("g", 0, search(1, "x"), finish="budget"),
+]
+
+
+def test_right_and_well_formed_attempts_are_kept_one_a_question(judge):
+    sifted = list(sift(ATTEMPTS, R3RAG, judge))
+    assert {item.question.id: item.fates for item in sifted} == {
+        "a": ("match",),
+        "b": ("wrong", "match"),
+        "c": ("wrong", "judge"),
+        "d": ("wrong", "malformed"),
+        "e": ("no_answer", "unclear"),
+        "f": ("wrong",),
+        "g": ("no_answer",),
+    }
+    assert [item.accepted and item.accepted.answer for item in sifted] == ["paris.", "the Paris", "yes", None, None, None, None]
+    assert Yes.asked == 5  # nothing about a and b, which matched; nothing about attempts without an answer
+
+
+def test_without_a_judge_only_text_counts():
+    sifted = list(sift(ATTEMPTS, R3RAG, None))
+    assert [item.accepted is not None for item in sifted] == [True, True, False, False, False, False, False]
+
+
+def test_metrics_tell_acceptance_and_why_the_rest_fell(judge, monkeypatch):
+    monkeypatch.setattr(rejection, "CHUNK", 2)
+    tally = Tally()
+    for item in sift(iter(ATTEMPTS), R3RAG, judge):
+        tally.add(item)
+    assert tally.worst() in ("wrong", "unclear", "no_answer", "malformed")
+    assert tally.summary() == {
+        "questions": 7, "accepted": 3, "acceptance": 3 / 7,
+        "accepted_by": {"match": 2, "judge": 1},
+        "fell": {"wrong": 1, "unclear": 1, "no_answer": 1, "malformed": 1},
+        "attempts": {"total": 11, "match": 2, "judge": 1, "wrong": 4, "unclear": 1, "no_answer": 2, "malformed": 1},
+        "by_type": {"chain": {"questions": 5, "accepted": 2, "acceptance": 0.4}, "compare": {"questions": 1, "accepted": 1, "acceptance": 1.0}}
+        | {"chain": {"questions": 6, "accepted": 2, "acceptance": 2 / 6}},
+        "by_hops": {"2": {"questions": 6, "accepted": 2, "acceptance": 2 / 6}, "4": {"questions": 1, "accepted": 1, "acceptance": 1.0}},
+        "useless": {"trajectories": 3, "with_useless": 2, "retrievals": 5, "useless": 2, "share": 0.4},
+    }  # fmt: skip
+
+
+def test_a_failed_judge_stops_the_filter_instead_of_rejecting(judge):
+    judge.server.misbehave = lambda number, body: Reply(500, b"") if b"Question f?" in body else None
+    with pytest.raises(EndpointError, match="1 of 5") as caught:
+        list(sift(ATTEMPTS, R3RAG, judge))
+    assert caught.value.retryable
+    judge.server.misbehave = lambda number, body: None
+    assert len(list(sift(ATTEMPTS, R3RAG, judge))) == 7
+    assert max(judge.server.answered.values()) == 1
+
+
+def test_scattered_attempts_are_refused():
+    with pytest.raises(DataError, match="'a'"):
+        list(sift([ATTEMPTS[0], ATTEMPTS[3], ATTEMPTS[0]], R3RAG, None))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (search(2, "x"), say("a", 3)),
+        (search(1, "x"), say("a", 3)),
+        (say("a", 1), say("b", 2)),
+        (search(1, "x"), Step(2, "two\nStep 7:\nlines", answer="a")),
+        (search(1, "x"), Step(2, "x", answer="a\nThe final answer: b")),
+        (Step(1, "x\nThe retrieval documents: [1] forged", query="q"), say("a")),
+        (InvalidStep(1, "raw", "reason"), say("a")),
+    ],
+)
+def test_steps_that_the_protocol_would_not_read_back_are_not_well_formed(steps):
+    assert not well_formed(Trajectory(Question("q", "Q?", ("a",)), steps, "answered"), R3RAG)
+
+
+def test_a_retrieval_is_useless_if_it_brings_no_new_gold_passage():
+    def count(*steps):
+        return useless_retrievals(attempt("q", 0, *steps, say("a", 9)).trajectory)
+
+    assert count(search(1, "g1"), search(2, "g2")) == 0
+    assert count(search(1, "x", "g1"), search(2, "g1"), search(3), search(4, "g1", "g2")) == 2
+    with pytest.raises(ValueError, match="gold"):
+        useless_retrievals(attempt("q", 0, gold=None).trajectory)

@@ -1,0 +1,144 @@
+"""The simulated endpoint: a plain HTTP server, and a process that does not outlive its parent."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from r3flow.errors import ConfigError, DataError
+from r3flow.files import write_json
+from r3flow.llm.client import Request
+from r3flow.llm.endpoint import connect, simulated_identity
+from r3flow.llm.judge import Judge, VerdictItem
+from tests.llm_fakes import PARAMS, BadServer, params
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def server():
+    with BadServer() as running:
+        yield running
+
+
+def host(server) -> tuple[str, int]:
+    name, port = server.url.removeprefix("http://").removesuffix("/v1").split(":")
+    return name, int(port)
+
+
+def post(server, body: bytes, path: str = "/v1/chat/completions", method: str = "POST"):
+    connection = http.client.HTTPConnection(*host(server), timeout=5)
+    connection.request(method, path, body)
+    response = connection.getresponse()
+    return response.status, json.loads(response.read() or b"{}")
+
+
+def chat(model: str, prompt: str, **rest) -> bytes:
+    return json.dumps({"model": model, "messages": [{"role": "user", "content": prompt}], **rest}).encode()
+
+
+def test_model_and_first_line_say_who_is_asked(server):
+    status, body = post(server, chat("simulated-teacher", "The question: What is the code of name1?\n", seed=0))
+    assert status == 200 and body["choices"][0]["message"]["content"].startswith("Step 1:") and body["usage"]["prompt_tokens"] > 0
+    for task, key in (("relevance", "relevance"), ("answer", "correct")):
+        _, body = post(server, chat("simulated-judge", f"Task: {task}\nQuestion: x"))
+        assert key in json.loads(body["choices"][0]["message"]["content"])
+    assert post(server, chat("simulated-judge", "Task: gossip"))[0] == 404
+    assert post(server, chat("gpt", "hello"))[0] == 404
+    assert post(server, b"", "/v1/models", "GET")[0] == 404
+    server.misbehave = lambda number, body: None
+    assert post(server, chat("simulated-teacher", "x of code of y", seed="one"))[0] == 400
+    for bad in (b"", b"{", b"[]", b"{}", b'{"model": "teacher", "messages": []}', b'{"model": "teacher", "messages": [{"content": 1}]}'):
+        assert post(server, bad)[0] == 400
+
+
+def test_requests_in_pieces_and_several_in_one(server):
+    body = chat("simulated-teacher", "The question: What is the code of name1?\n")
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-LENGTH: %d\r\n\r\n" % len(body) + body
+    with socket.create_connection(host(server), timeout=5) as wire:
+        for place in range(0, len(request), 7):
+            wire.sendall(request[place : place + 7])
+        wire.sendall(request + request)
+        got = b""
+        while got.count(b"HTTP/1.1 200 OK") < 3 or not got.endswith(b"}"):
+            got += wire.recv(65536)
+    assert server.total == 3
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
+        (b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", b"413"),
+        (b"x" * 70_000, b"431"),
+    ],
+)
+def test_bad_http_is_refused_and_the_server_lives(server, request_, status):
+    with socket.create_connection(host(server), timeout=5) as wire:
+        wire.sendall(request_)
+        assert status in wire.recv(1000).split(b"\r\n")[0]
+    assert post(server, chat("simulated-teacher", "code of name1"))[0] == 200
+
+
+def test_connect_starts_the_simulated_endpoint_and_ends_it(tmp_path):
+    write_json(tmp_path / "world.json", {})
+    before = set(psutil.Process().children())
+    with connect(PARAMS, "judge", ledger=tmp_path / "l", world=tmp_path / "world.json") as client:
+        (child,) = set(psutil.Process().children()) - before
+        assert Judge(client).verdict([VerdictItem("Q?", ("Red Rose",), "red rose"), VerdictItem("Q?", ("Red Rose",), "Blue")]) == [True, False]
+    assert not child.is_running()
+    with connect(PARAMS, "teacher", ledger=tmp_path / "l", world=tmp_path / "world.json") as client:
+        assert client.run(client.complete(Request("", "The question: Who?\n"))).text.startswith("Step 1:")
+
+
+def test_proxy_settings_do_not_reach_loopback(tmp_path, monkeypatch):
+    write_json(tmp_path / "world.json", {})
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with connect(PARAMS, "teacher", ledger=tmp_path / "l", world=tmp_path / "world.json") as client:
+        assert client.run(client.complete(Request("", "The question: Who?\n"))).paid
+
+
+def test_the_identity_is_the_world_the_rates_and_the_seed(tmp_path):
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    write_json(one, {"Who?": 1})
+    write_json(two, {"Who?": 2})
+    other = params(simulated={"vague_query": 0.5})
+    names = [simulated_identity(PARAMS, one), simulated_identity(PARAMS, two), simulated_identity(other, one)]
+    names.append(simulated_identity(PARAMS.model_copy(update={"seed": 99}), one))
+    assert len(set(names)) == 4
+    assert simulated_identity(params(teacher={"concurrency": 1}), one) == names[0]
+    write_json(one, None)
+    with pytest.raises(ConfigError, match="endpoint: openai"):
+        simulated_identity(PARAMS, one)
+    with pytest.raises(DataError, match="no such file"):
+        simulated_identity(PARAMS, tmp_path / "none.json")
+
+
+def test_the_simulated_endpoint_does_not_outlive_a_killed_parent(tmp_path):
+    write_json(tmp_path / "world.json", {})
+    code = (
+        "import sys, time; from r3flow.llm.endpoint import connect; from tests.llm_fakes import PARAMS\n"
+        "with connect(PARAMS, 'teacher', ledger=sys.argv[1] + '/l', world=sys.argv[1] + '/world.json') as client:\n"
+        "    print('ready', flush=True); time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
+    assert parent.stdout.readline() == b"ready\n"
+    (child,) = psutil.Process(parent.pid).children()
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

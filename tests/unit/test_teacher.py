@@ -1,0 +1,211 @@
+"""Synthesis: the same attempts whatever the order of arrival, and no failure of a service ever becomes a trajectory."""
+
+import asyncio
+import gc
+import json
+import random
+
+import pytest
+
+from r3flow.errors import EndpointError, EndpointRefusedError
+from r3flow.llm import wording
+from r3flow.llm.batching import BatchedSearch
+from r3flow.llm.teacher import TRY_STRIDE, WINDOW, Attempt, synthesize
+from r3flow.progress import Silent
+from r3flow.simulated.http import Reply
+from r3flow.simulated.server import completion
+from r3flow.trajectory import InvalidStep, Step
+from tests.llm_fakes import BadServer, FakeEnvironment, client, failing, params, questions
+
+SETTINGS = params(synthesize={"attempts": 3, "format_tries": 2}, protocol={"max_steps": 4})
+
+
+class Notes(Silent):
+    def __init__(self):
+        self.seen = []
+
+    def progress(self, done, total, note=""):
+        self.seen.append((done, total, note))
+
+
+def run(made, count=30, environment=None, reporter=None, settings=SETTINGS):
+    return list(synthesize(settings, questions(count), environment or FakeEnvironment(), made, reporter or Silent()))
+
+
+def lines(attempts):
+    return [json.dumps(attempt.to_json()) for attempt in attempts]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """One question at a time, undisturbed."""
+    with BadServer() as server, client(server.url, tmp_path_factory.mktemp("plain"), concurrency=1) as made:
+        return lines(run(made))
+
+
+def delays(seed):
+    """Hold a third of the answers back, so that they arrive in another order."""
+    rng = random.Random(seed)
+
+    def misbehave(number, body):
+        if rng.random() > 0.3:
+            return None
+        from tests.llm_fakes import Speaker
+
+        request = json.loads(body)
+        text = Speaker().teach(request["messages"][-1]["content"], request["seed"])
+        return Reply.json(completion("m", text, prompt_tokens=1, completion_tokens=1), delay_s=rng.random() * 0.05)
+
+    return misbehave
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_attempts_do_not_depend_on_the_order_of_arrival_or_on_the_ledger(tmp_path, expected, seed):
+    with BadServer(delays(seed)) as server:
+        with client(server.url, tmp_path, concurrency=8) as made:
+            assert lines(run(made)) == expected
+        total = server.total
+        with client(server.url, tmp_path, concurrency=3) as made:
+            assert lines(run(made)) == expected
+        assert server.total == total
+
+
+def test_a_third_of_the_requests_fail_and_the_attempts_are_the_same(tmp_path, expected):
+    with BadServer(failing(0.3)) as server, client(server.url, tmp_path, max_retries=14) as made:
+        assert lines(run(made)) == expected
+
+
+def test_attempts_stop_at_the_first_match_and_hold_every_kind_of_end(expected):
+    attempts = [Attempt.from_json(json.loads(line)) for line in expected]
+    assert lines(attempts) == expected
+    finishes = {attempt.trajectory.finish for attempt in attempts}
+    assert finishes == {"answered", "malformed", "budget"}
+    names = [attempt.trajectory.question.id for attempt in attempts]
+    assert list(dict.fromkeys(names)) == [f"q{i}" for i in range(30)]
+    for name in set(names):
+        mine = [attempt for attempt in attempts if attempt.trajectory.question.id == name]
+        assert [attempt.attempt for attempt in mine] == list(range(len(mine)))
+        assert not any(attempt.matched for attempt in mine[:-1])
+        assert mine[-1].matched or len(mine) == 3
+    for attempt in attempts:
+        steps = attempt.trajectory.steps
+        assert all(isinstance(step, Step) and len(step.hits) == 1 for step in steps[:-1])
+        assert attempt.trajectory.finish != "budget" or len(steps) == 4
+        assert (attempt.trajectory.finish == "malformed") == isinstance(steps[-1], InvalidStep)
+
+
+def test_the_teacher_sees_instructions_and_the_transcript_and_nothing_else(tmp_path):
+    with BadServer() as server, client(server.url, tmp_path, concurrency=1) as made:
+        (attempt, *_) = run(made, 1)
+        bodies = [json.loads(body) for body in server.seen]
+    assert len({body["messages"][0]["content"] for body in bodies}) == 1
+    user = bodies[1]["messages"][1]["content"]
+    first = attempt.trajectory.steps[0]
+    assert user == (
+        "The question: What is the code of name0?\n"
+        f"Step 1:\nThe problem analysis: {first.analysis}\nThe retrieval query: {first.query}\n"
+        "The retrieval documents: [1] Page of name0 part 1: Something about name0 part 1.\n"
+    )
+    assert "value of name0" not in user and "value of name0" not in bodies[0]["messages"][0]["content"]
+    assert bodies[0]["temperature"] == 0.0 and bodies[0]["seed"] == 0
+
+
+def test_later_attempts_and_second_tries_are_warm_and_have_seeds_of_their_own(tmp_path):
+    with BadServer() as server, client(server.url, tmp_path) as made:
+        run(made)
+        bodies = [json.loads(body) for body in server.seen]
+    assert {(body["seed"], body["temperature"]) for body in bodies} == {
+        (0, 0.0), (1, 0.9), (2, 0.9), (TRY_STRIDE, 0.9), (TRY_STRIDE + 1, 0.9), (TRY_STRIDE + 2, 0.9)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("status", [401, 402])
+def test_a_refusal_stops_at_once_and_after_it_nothing_is_paid_twice(tmp_path, expected, status):
+    with BadServer() as server:
+        server.misbehave = lambda number, body: Reply.json({"error": {"message": "no"}}, status) if number >= 50 else None
+        with client(server.url, tmp_path, concurrency=4) as made, pytest.raises(EndpointRefusedError, match=str(status)):
+            run(made)
+        assert 50 <= server.total <= 54
+        server.misbehave = lambda number, body: None
+        with client(server.url, tmp_path) as made:
+            assert lines(run(made)) == expected
+        assert max(server.answered.values()) == 1
+
+
+def test_an_endpoint_that_dies_stops_the_synthesis_and_keeps_what_was_on_the_wire(tmp_path, expected):
+    """One request fails for good while others are slow: the slow ones are still kept."""
+    with BadServer() as server:
+        slow = delays(1)
+        server.misbehave = lambda number, body: Reply(500, b"") if b"name7?" in body else slow(number, body)
+        with client(server.url, tmp_path, max_retries=1, concurrency=4) as made, pytest.raises(EndpointError, match="answered 500"):
+            run(made)
+        server.misbehave = lambda number, body: None
+        before = dict(server.seen)
+        with client(server.url, tmp_path) as made:
+            assert lines(run(made)) == expected
+        repeated = [body for body, count in server.seen.items() if body in before and count > before[body]]
+        assert all(b"name7?" in body for body in repeated)
+
+
+def test_a_failing_retriever_stops_the_synthesis(tmp_path):
+    class Broken(FakeEnvironment):
+        def search(self, queries):
+            if any("name5 " in query for query in queries):
+                raise EndpointError("the retriever is down")
+            return super().search(queries)
+
+    with BadServer() as server, client(server.url, tmp_path) as made, pytest.raises(EndpointError, match="retriever is down"):
+        run(made, environment=Broken())
+
+
+def test_a_bug_in_the_retriever_is_not_swallowed(tmp_path):
+    class Broken(FakeEnvironment):
+        def documents(self, hits):
+            raise ZeroDivisionError
+
+    with BadServer() as server, client(server.url, tmp_path) as made, pytest.raises(ZeroDivisionError):
+        run(made, environment=Broken())
+
+
+def test_memory_holds_a_window_of_questions(tmp_path):
+    with BadServer() as server, client(server.url, tmp_path, concurrency=2) as made:
+        attempts = synthesize(SETTINGS, questions(100), FakeEnvironment(), made, Silent())
+        next(attempts)
+        asked = {json.loads(body)["messages"][1]["content"].split("\n")[0] for body in server.seen}
+        assert len(asked) <= 2 * WINDOW + 2
+        attempts.close()
+        gc.collect()
+
+
+def test_progress_tells_what_was_accepted(tmp_path):
+    notes = Notes()
+    with BadServer() as server, client(server.url, tmp_path) as made:
+        attempts = run(made, reporter=notes)
+    assert [done for done, _, _ in notes.seen] == list(range(1, 31))
+    assert notes.seen[-1] == (30, 30, f"accepted {sum(attempt.matched for attempt in attempts)}/30")
+
+
+def test_queries_of_many_trajectories_share_a_batch_and_equal_ones_a_search(tmp_path):
+    environment = FakeEnvironment()
+
+    async def many():
+        search = BatchedSearch(environment.search, max_batch=16)
+        hits = await asyncio.gather(*[search(f"query {i % 20}") for i in range(60)])
+        search.close()
+        return hits
+
+    hits = asyncio.run(many())
+    assert [hit[0].passage.id for hit in hits] == [f"query {i % 20}" for i in range(60)]
+    assert sum(environment.batches) == 20 and max(environment.batches) <= 16 and len(environment.batches) == 2
+
+
+def test_every_prompt_of_the_shipped_protocols_exists_and_holds_an_example_that_parses():
+    from r3flow.protocol import PROTOCOLS
+
+    for name, protocol in PROTOCOLS.items():
+        text = wording.teacher(name)
+        shown = [part.split("\n\n")[0] for part in text.split("You write:\n")[1:]]
+        assert len(shown) == 2
+        for part in shown:
+            number = int(part.split(":")[0].removeprefix("Step "))
+            assert isinstance(protocol.parse(part, number), Step), part
