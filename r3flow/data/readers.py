@@ -1,0 +1,66 @@
+"""The user's own corpus and questions, read strictly: what is wrong is named by file and line before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from r3flow.errors import DataError
+from r3flow.files import read_jsonl
+from r3flow.params import Files
+from r3flow.trajectory import Passage, Question
+
+T = TypeVar("T", Passage, Question)
+SPLITS = ("train", "dev", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A corpus and the questions of each split."""
+
+    passages: list[Passage]
+    questions: dict[str, list[Question]]
+
+
+def _unique(path: str, build: Any, what: str) -> list[T]:
+    """The records of a JSONL file. Raises DataError for a repeated id (with its line) and for a file without a record."""
+    seen: set[str] = set()
+
+    def checked(value: dict[str, Any]) -> T:
+        record: T = build(value)
+        if record.id in seen:
+            raise ValueError(f"id '{record.id}' stands twice")
+        seen.add(record.id)
+        return record
+
+    records = list(read_jsonl(path, checked))
+    if not records:
+        raise DataError(f"{path}: holds no {what}")
+    return records
+
+
+def read_files(files: Files) -> Dataset:
+    """Corpus lines `{"id", "title", "text"}`, question lines `{"id", "question", "answers"}` with optional `gold_ids`, `type`, `hops`.
+
+    Raises DataError for a malformed line, a repeated id, a gold passage that the corpus lacks, and a question in two splits.
+    """
+    passages: list[Passage] = _unique(str(files.corpus), Passage.from_json, "passage")
+    known = {passage.id for passage in passages}
+
+    def question(value: dict[str, Any]) -> Question:
+        record = Question.from_json(value)
+        unknown = [gold for gold in record.gold_ids or () if gold not in known]
+        if unknown:
+            raise ValueError(f"field 'gold_ids' names '{unknown[0]}', which is not in {files.corpus}")
+        return record
+
+    questions: dict[str, list[Question]] = {}
+    where: dict[str, str] = {}
+    for split in SPLITS:
+        path = str(getattr(files, split))
+        questions[split] = _unique(path, question, "question")
+        for item in questions[split]:
+            for key in (f"id '{item.id}'", f"question '{item.question}'"):
+                if where.setdefault(key, split) != split:
+                    raise DataError(f"{path}: {key} stands in {where[key]} too; splits must not overlap")
+    return Dataset(passages, questions)

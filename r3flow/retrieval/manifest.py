@@ -1,0 +1,43 @@
+"""An index's manifest: what it was built from and with. Written last, so that an index without one is unfinished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from r3flow.errors import IndexMismatchError
+from r3flow.files import file_digest, read_json, write_json
+from r3flow.params import Index
+
+FORMAT = 1
+NAME = "manifest.json"
+
+
+def _made_from(params: Index, corpus_digest: str, count: int) -> dict[str, Any]:
+    return {
+        "format": FORMAT, "corpus_sha256": corpus_digest, "count": count, "encoder": params.encoder, "metric": "cosine",
+        "bm25": {"k1": 1.5, "b": 0.75, "method": "lucene", "stopwords": params.stopwords},
+    }  # fmt: skip
+
+
+def write_manifest(folder: Path, params: Index, corpus: Path, count: int, dimension: int) -> dict[str, Any]:
+    """Write and return the manifest of a finished index."""
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+    manifest = {**_made_from(params, file_digest(corpus), count), "dimension": dimension, "files": files}
+    write_json(folder / NAME, manifest)
+    return manifest
+
+
+def check_manifest(folder: Path, params: Index, corpus: Path, count: int) -> dict[str, Any]:
+    """Read the manifest and compare it with params, corpus and files. Raises IndexMismatchError that names what differs."""
+    if not (folder / NAME).exists():
+        raise IndexMismatchError(f"{folder}: has no {NAME}, so it was not finished; run `dvc repro index`")
+    manifest: dict[str, Any] = read_json(folder / NAME)
+    for key, wanted in _made_from(params, file_digest(corpus), count).items():
+        if manifest.get(key) != wanted:
+            raise IndexMismatchError(f"{folder / NAME}: {key} is {manifest.get(key)!r}, expected {wanted!r}; run `dvc repro index`")
+    for name, size in manifest["files"].items():
+        path = folder / name
+        if not path.exists() or path.stat().st_size != size:
+            raise IndexMismatchError(f"{path}: is missing or has not {size} bytes; run `dvc repro -f index`")
+    return manifest
