@@ -42,10 +42,14 @@ class TokenStream:
 
     def prompt_ids(self, question: str) -> list[int]:
         """The prompt, behind whatever the tokenizer puts before a text (a BOS, or nothing)."""
+        return self.text_ids(self.protocol.prompt(question))
+
+    def text_ids(self, text: str) -> list[int]:
+        """Any text that a stream begins with, behind whatever the tokenizer puts before a text."""
         start = list(self.tokenizer("", add_special_tokens=True)["input_ids"])
         if start and start[-1] == self.eos and start[0] != self.tokenizer.bos_token_id:
             start = start[:-1]
-        return start + self._plain(self.protocol.prompt(question))
+        return start + self._plain(text)
 
     def policy_ids(self, text: str) -> list[int]:
         """One policy turn with its end-of-text token."""
