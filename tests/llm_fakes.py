@@ -50,10 +50,11 @@ class Speaker:
 
 
 def questions(count: int, start: int = 0) -> list[Question]:
-    return [
-        Question(f"q{i}", f"What is the code of name{i}?", (f"value of name{i}",), (f"name{i} part 1",), "chain" if i % 2 else "compare", 2 + i % 2)
-        for i in range(start, start + count)
-    ]  # fmt: skip
+    def one(i: int) -> Question:
+        kind = "chain" if i % 2 else "compare"
+        return Question(f"q{i}", f"What is the code of name{i}?", (f"value of name{i}",), (f"name{i} part 1",), kind, 2 + i % 2)
+
+    return [one(i) for i in range(start, start + count)]
 
 
 class FakeEnvironment:

@@ -192,7 +192,9 @@ class ChatClient:
             return read_completion(response.content)
         except UnusableError as error:
             return f"sent {self._clean(str(error))}"
-        except (TimeoutError, openai.APITimeoutError):
+        except (TimeoutError, openai.APITimeoutError) as error:
+            if isinstance(error.__cause__, httpx2.ConnectTimeout):
+                return "can not be reached"
             return f"no answer within {self.params.timeout_s:g} s"
         except openai.APIStatusError as error:
             if error.status_code not in RETRIED and error.status_code < 500:
@@ -200,10 +202,11 @@ class ChatClient:
                 self.halt(refused)
                 raise refused from None
             self._heed(error.response.headers.get("retry-after"))
-            return f"answered {error.status_code}"
+            return f"answered {error.status_code}{self._said(error)}"
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
-            return f"can not be reached ({self._clean(str(cause) or type(cause).__name__)})"
+            what = "can not be reached" if isinstance(cause, httpx2.ConnectError) else "broke off the connection"
+            return f"{what} ({self._clean(str(cause) or type(cause).__name__)})"
 
     def _keep(self, key: str, completion: Completion) -> None:
         usage, counts = completion.usage, self.counts
@@ -230,11 +233,8 @@ class ChatClient:
     def _may_send(self) -> None:
         budget = self.params.budget_usd
         if budget is not None and self._spent >= budget:
-            self.halt(
-                BudgetError(
-                    f"{self._where}: spent {self._spent:.4f} of {self.role}.budget_usd {budget:g}; raise it and run again, nothing paid for is lost"
-                )
-            )
+            spent = f"spent {self._spent:.4f} of {self.role}.budget_usd {budget:g}"
+            self.halt(BudgetError(f"{self._where}: {spent}; raise it and run again, nothing paid for is lost"))
         if self._halted is not None:
             raise self._halted
 
@@ -255,13 +255,16 @@ class ChatClient:
         self._not_before = max(self._not_before, time.monotonic() + min(seconds, MAX_RETRY_AFTER_S))
 
     def _refusal(self, error: openai.APIStatusError) -> EndpointRefusedError:
-        body = error.body
-        said = body.get("message") if isinstance(body, dict) else None
         remedy = _REMEDY.get(error.status_code, "check {role}.model, {role}.max_tokens and {role}.extra_body")
         if 300 <= error.status_code < 400:
             remedy = "it redirects elsewhere: check {role}.base_url"
         remedy = remedy.format(role=self.role, key=self._key_name or f"{self.role}.api_key_env")
-        return EndpointRefusedError(f"{self._where}: refused with {error.status_code}{f' ({self._clean(said)})' if said else ''}: {remedy}")
+        return EndpointRefusedError(f"{self._where}: refused with {error.status_code}{self._said(error)}: {remedy}")
+
+    def _said(self, error: openai.APIStatusError) -> str:
+        """The server's own words in brackets, if it had any."""
+        said = error.body.get("message") if isinstance(error.body, dict) else None
+        return f" ({self._clean(said)})" if isinstance(said, str) and said.strip() else ""
 
     def _clean(self, text: str) -> str:
         """One short line without the key, which some servers quote."""

@@ -1,6 +1,7 @@
 """The client against a real local server that misbehaves on command."""
 
 import asyncio
+import json
 import socket
 import time
 
@@ -207,8 +208,6 @@ def test_no_key_gets_into_the_ledger_and_none_into_the_identity(tmp_path):
 
 
 def test_extra_body_wins_and_null_removes(tmp_path):
-    import json
-
     extra = {"seed": None, "max_tokens": None, "max_completion_tokens": 9, "thinking": {"type": "disabled"}}
     with BadServer() as server, client(server.url, tmp_path, extra_body=extra) as made:
         made.run(made.complete(ask(seed=3, stop=("\nEnd",))))
@@ -238,7 +237,9 @@ def test_an_answer_cut_at_the_token_limit_says_so():
     assert read_completion(b'{"choices": [{"message": {"content": "a\\ud800b"}}]}').text == "a?b"
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "api.deepseek.com", "http://", "https://u:p@host", "https://host/?key=1", "http://host:99999", " https://h"])
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "api.deepseek.com", "http://", "https://u:p@host", "https://host/?key=1", "http://host:99999", " https://h"]
+)
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(ValueError, match="base_url"):
         base_url_host(url)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,11 @@ def test_a_cut_anywhere_costs_only_the_line_that_was_cut(data):
     lines = [json.dumps({"key": key, "text": key * 3}).encode() + b"\n" for key in (A, B, C)]
     whole = b"".join(lines)
     cut = data.draw(st.integers(0, len(whole)))
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
         path.write_bytes(whole[:cut])
         with Ledger(path) as ledger:
+            assert path.read_bytes() in (b"", lines[0], lines[0] + lines[1], whole)
             ledger.put("d" * 32, {"text": "new"})
             known = [key for key in (A, B, C) if ledger.get(key) is not None]
         ends = [len(b"".join(lines[: i + 1])) for i in range(3)]
@@ -83,12 +83,25 @@ def test_processes_append_at_once_and_every_line_is_whole(tmp_path):
     code = (
         "import sys; from r3flow.llm.ledger import Ledger\n"
         "with Ledger(sys.argv[1]) as ledger:\n"
-        "    for i in range(150): ledger.put(f'{sys.argv[2]}{i:031d}', {'text': 'x' * (i * 97 % 9000)})\n"
+        "    print('ready', flush=True); sys.stdin.readline()\n"
+        "    for i in range(400):\n"
+        "        ledger.put(f'{sys.argv[2]}{i:031d}', {'text': 'x' * (i * 97 % 9000)})\n"
+        "        assert ledger.get(f'{sys.argv[2]}{i:031d}') is not None\n"
     )
-    children = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "l"), name], cwd=ROOT) for name in "abc"]
-    assert [child.wait() for child in children] == [0, 0, 0]
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "l"), name], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for name in "abc"
+    ]
+    for child in children:
+        assert child.stdout.readline() == b"ready\n"
+    for child in children:
+        child.stdin.write(b"go\n")
+        child.stdin.flush()
+    for child in children:
+        child.communicate()
+    assert [child.returncode for child in children] == [0, 0, 0]
     keys = {json.loads(line)["key"] for line in (tmp_path / "l").read_bytes().splitlines()}
-    assert len(keys) == 450
+    assert len(keys) == 1200
     with Ledger(tmp_path / "l") as ledger:
         assert all(len(ledger.get(key)["text"]) == int(key[1:]) * 97 % 9000 for key in keys)
 
@@ -101,6 +114,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_file_whole(tmp_path, monk
         with pytest.raises(DataError, match="disk is full"):
             ledger.put(B, {"text": "2"})
         monkeypatch.undo()
+        assert (tmp_path / "l").read_bytes().endswith(b'"1"}\n')
         assert ledger.get(B) is None
         ledger.put(C, {"text": "3"})
     assert [json.loads(line)["key"] for line in (tmp_path / "l").read_bytes().splitlines()] == [A, C]

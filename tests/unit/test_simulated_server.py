@@ -95,8 +95,12 @@ def test_connect_starts_the_simulated_endpoint_and_ends_it(tmp_path):
     before = set(psutil.Process().children())
     with connect(PARAMS, "judge", ledger=tmp_path / "l", world=tmp_path / "world.json") as client:
         (child,) = set(psutil.Process().children()) - before
-        assert Judge(client).verdict([VerdictItem("Q?", ("Red Rose",), "red rose"), VerdictItem("Q?", ("Red Rose",), "Blue")]) == [True, False]
-    assert not child.is_running()
+        assert Judge(client).verdict([VerdictItem("Q?", ("Red Rose",), "red rose"), VerdictItem("Q?", ("Red Rose",), "Blue")]) == [
+            True,
+            False,
+        ]
+        start = time.monotonic()
+    assert not child.is_running() and time.monotonic() - start < 5  # it went by itself
     with connect(PARAMS, "teacher", ledger=tmp_path / "l", world=tmp_path / "world.json") as client:
         assert client.run(client.complete(Request("", "The question: Who?\n"))).text.startswith("Step 1:")
 

@@ -15,7 +15,7 @@ from r3flow.progress import Silent
 from r3flow.simulated.http import Reply
 from r3flow.simulated.server import completion
 from r3flow.trajectory import InvalidStep, Step
-from tests.llm_fakes import BadServer, FakeEnvironment, client, failing, params, questions
+from tests.llm_fakes import BadServer, FakeEnvironment, Speaker, client, failing, params, questions
 
 SETTINGS = params(synthesize={"attempts": 3, "format_tries": 2}, protocol={"max_steps": 4})
 
@@ -50,8 +50,6 @@ def delays(seed):
     def misbehave(number, body):
         if rng.random() > 0.3:
             return None
-        from tests.llm_fakes import Speaker
-
         request = json.loads(body)
         text = Speaker().teach(request["messages"][-1]["content"], request["seed"])
         return Reply.json(completion("m", text, prompt_tokens=1, completion_tokens=1), delay_s=rng.random() * 0.05)
@@ -154,8 +152,10 @@ def test_a_failing_retriever_stops_the_synthesis(tmp_path):
                 raise EndpointError("the retriever is down")
             return super().search(queries)
 
-    with BadServer() as server, client(server.url, tmp_path) as made, pytest.raises(EndpointError, match="retriever is down"):
-        run(made, environment=Broken())
+    with BadServer() as server, client(server.url, tmp_path, concurrency=64) as made:
+        with pytest.raises(EndpointError, match="retriever is down"):
+            run(made, 300, environment=Broken())
+        assert server.total < 500  # the other 250 of the window do not go on
 
 
 def test_a_bug_in_the_retriever_is_not_swallowed(tmp_path):
