@@ -43,8 +43,8 @@ TITLES = {
     "clip_fraction": "Clipped share of tokens",
     "explained_variance": "Explained variance of the critic",
 }
-FIRST = ("dev_em", "reward", "kl", "searches", "em", "reward_process")
-"""Columns of the PPO curve that stand in front; the others are folded away."""
+FIRST = ("loss", "dev_em", "reward", "kl", "searches", "em", "reward_process")
+"""Columns of the curves that stand in front; the others are folded away."""
 
 FATES = {
     "match": ("accepted by match", True),
@@ -104,7 +104,7 @@ def _templates() -> Environment:
     templates = Environment(loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     templates.filters |= {
         "percent": lambda value: "–" if value is None else table.percent(value),
-        "span": lambda bounds: table.span(bounds).replace(" - ", "–"),
+        "span": _span,
         "signed": lambda value: table.signed(value).replace("-", "−"),
         "number": lambda value, places: "–" if value is None else f"{value:,.{places}f}",
         "reward": lambda value: "unknown" if value is None else f"{round(value, 2) + 0.0:+.2f}".replace("-", "−"),
@@ -113,6 +113,10 @@ def _templates() -> Environment:
         "tidy": tidy,
     }
     return templates
+
+
+def _span(bounds: Sequence[float]) -> str:
+    return table.span(bounds).replace(" - ", "–")
 
 
 def _row(name: str, figures: Mapping[str, Any], focus: str) -> dict[str, Any]:
@@ -134,7 +138,7 @@ def _verdict(gap: Mapping[str, Any]) -> str:
 def _headline(metrics: Mapping[str, Any]) -> dict[str, str]:
     name = table.ordered(metrics)[-1]
     figures = metrics[name]
-    title = f"{table.label(name)} answers {100 * figures['em']:.0f}% of the held-out questions exactly right"
+    title = f"{table.label(name)} answers {100 * figures['em']:.0f}% of the held\u2011out questions exactly right"
     parts = [_verdict(gap).format(other=f"the {table.label(other).lower()}") for other, gap in figures.get("versus", {}).items()]
     text = f"That is {', and '.join(parts)}. " if parts else ""
     recall = "" if figures["gold_recall"] is None else f" and is shown {table.percent(figures['gold_recall'])}% of the supporting passages"
@@ -145,7 +149,7 @@ def _tiles(metrics: Mapping[str, Any]) -> list[dict[str, str]]:
     name = table.ordered(metrics)[-1]
     figures = metrics[name]
     tiles = [
-        {"name": f"{table.label(name)}, exact match", "value": table.percent(figures["em"]), "unit": "%", "sub": f"95% interval {table.span(figures['em_ci95'])}"}
+        {"name": f"{table.label(name)}, exact match", "value": table.percent(figures["em"]), "unit": "%", "sub": f"95% interval {_span(figures['em_ci95'])}"}
     ]  # fmt: skip
     for other, gap in figures.get("versus", {}).items():
         low, high = (table.signed(bound) for bound in gap["em_ci95"])
@@ -214,7 +218,7 @@ def _curve_groups(curves: Mapping[str, Mapping[str, Sequence[float | None]]], pa
             drawn = None if name == "step" else curve(_title(name), "iteration" if stage == "ppo" else "step", columns["step"], columns[name])
             if drawn is not None:
                 charts[name] = drawn
-        front = [name for name in (FIRST if stage == "ppo" else tuple(charts)) if name in charts]
+        front = [name for name in FIRST if name in charts]
         rest = sorted((name for name in charts if name not in front), key=lambda name: (name not in TITLES, name))
         groups.append({"title": title, "note": note, "curves": [charts[name] for name in front], "more": [charts[name] for name in rest]})
     return groups
