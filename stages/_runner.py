@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import signal
 import sys
@@ -80,10 +81,11 @@ def _use_threads() -> None:
         sys.modules["torch"].set_num_threads(int(wish))
 
 
-def _results(stage: Stage) -> dict[str, object]:
-    """The stage's metrics files as they are now."""
+def _results(stage: Stage) -> dict[str, dict[str, object]]:
+    """The stage's metrics files as they are now, and DVC's hashes of them."""
     paths = [out for out in stage.outs if out.startswith("metrics/") and Path(out).is_file()]
-    return {path: read_json(path) for path in paths}
+    hashes = {path: hashlib.md5(Path(path).read_bytes(), usedforsecurity=False).hexdigest() for path in paths}
+    return {"results": {path: read_json(path) for path in paths}, "hashes": hashes}
 
 
 def _execute(name: str, address: str, system: str | None, body: Callable[[StageRun], None]) -> None:
@@ -106,7 +108,7 @@ def _execute(name: str, address: str, system: str | None, body: Callable[[StageR
             raise
         finally:
             terminal.close()
-            log.write("end", status=status, results=_results(stage) if status == "FINISHED" else {})
+            log.write("end", status=status, **_results(stage) if status == "FINISHED" else {"results": {}})
         mark_finished(work)
         (WORK / address / "failure.json").unlink(missing_ok=True)
         if problem := journal.trouble():
@@ -136,7 +138,7 @@ def run(stage: str, body: Callable[[StageRun], None], *, argv: Sequence[str] | N
     except (KeyboardInterrupt, SystemExit):
         _failed(address, "interrupted", False, "stopped from outside")
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a crash too must leave its kind for the scheduler
         traceback.print_exc()
         _failed(address, "crash", False, f"{type(error).__name__}: {error}")
         sys.exit(f"error: stage '{address}' crashed: {type(error).__name__}: {error}")

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from tqdm import tqdm
 
@@ -19,7 +20,7 @@ class Terminal:
     def __init__(self, name: str, sink: MetricsSink) -> None:
         self._name = name
         self._sink = sink
-        self._bar: tqdm[None] | None = None
+        self._bar: Any = None
         self._interactive = sys.stderr.isatty()
         self._last = -math.inf
         self._pending = ""
@@ -44,15 +45,16 @@ class Terminal:
             self._pending = ""
 
     def _draw(self, done: int, total: int, note: str) -> None:
-        if self._bar is None or total != self._bar.total or done < self._bar.n:
-            if self._bar is not None:
-                self._bar.close()
-            self._bar = tqdm(total=total, desc=self._name, dynamic_ncols=True, file=sys.stderr)
+        bar = self._bar
+        if bar is None or total != bar.total or done < bar.n:
+            if bar is not None:
+                bar.close()
+            bar = self._bar = tqdm(total=total, desc=self._name, dynamic_ncols=True, file=sys.stderr)
         if note:
-            self._bar.set_postfix_str(note, refresh=False)
-        self._bar.update(done - self._bar.n)
+            bar.set_postfix_str(note, refresh=False)
+        bar.update(done - bar.n)
         if done >= total:
-            self._bar.refresh()
+            bar.refresh()
 
     def close(self) -> None:
         """Finish the bar, or say the last thing that was not said."""

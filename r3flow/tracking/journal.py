@@ -18,7 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from r3flow.files import write_json
+from r3flow.errors import DataError
+from r3flow.files import read_json, write_json
 from r3flow.workdir import WORK, Execution
 
 HOME = WORK / "tracking"
@@ -66,6 +67,20 @@ def begin(execution: Execution) -> None:
     folder = HOME / execution.id
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "execution.json", asdict(execution))
+
+
+def end(execution: Execution, status: str) -> None:
+    """Say that an execution has ended, and how: FINISHED, FAILED or KILLED."""
+    write_json(HOME / execution.id / "execution.json", {**asdict(execution), "ended": time.time(), "status": status})
+
+
+def read_execution(path: Path) -> Execution | None:
+    """The execution of an `execution.json`; None if it went away or has been ended."""
+    try:
+        record = read_json(path)
+    except DataError:
+        return None
+    return None if "ended" in record else Execution(record["id"], record["command"], record["pid"], record["created"])
 
 
 def start_follower() -> None:
