@@ -62,6 +62,12 @@ class Retrieval(Section):
     top_k: Annotated[int, Field(ge=1, le=100)]
     url: str | None = None
 
+    @model_validator(mode="after")
+    def _url(self) -> Retrieval:
+        if self.url is not None:
+            base_url_host(self.url, "url", "http://127.0.0.1:8000/search")
+        return self
+
 
 class ProtocolParams(Section):
     name: Literal["r3rag"]
@@ -79,17 +85,20 @@ class Price(Section):
     output: NonNegative = 0.0
 
 
-def base_url_host(url: str) -> str:
-    """The host of an endpoint's address. Raises ValueError unless it is a plain http or https address without user, query or fragment."""
+def base_url_host(url: str, key: str = "base_url", like: str = "https://api.deepseek.com") -> str:
+    """The host of a server's address. Raises ValueError unless it is a plain http or https address without user, query or fragment.
+
+    `key` and `like` are how the error calls the setting, and its example of a right one.
+    """
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises ValueError for a bad port
     except ValueError as error:
-        raise ValueError(f"base_url {url!r} is no address: {error}") from None
+        raise ValueError(f"{key} {url!r} is no address: {error}") from None
     if "@" in parts.netloc:
-        raise ValueError("base_url may not hold a user or password: the key comes from the variable that api_key_env names")
+        raise ValueError(f"{key} may not hold a user or password: secrets come from the environment alone (see api_key_env)")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or url != url.strip():
-        raise ValueError(f"base_url {url!r} must look like https://api.deepseek.com")
+        raise ValueError(f"{key} {url!r} must look like {like}")
     return parts.hostname
 
 
@@ -191,7 +200,9 @@ class PPO(Section):
     @model_validator(mode="after")
     def _batch(self) -> PPO:
         if (self.prompts * self.group) % self.minibatch:
-            raise ValueError(f"minibatch ({self.minibatch}) must divide prompts x group ({self.prompts * self.group}); no sample is duplicated")
+            raise ValueError(
+                f"minibatch ({self.minibatch}) must divide prompts x group ({self.prompts * self.group}); no sample is duplicated"
+            )
         if self.algorithm == "grpo" and self.group < 2:
             raise ValueError("group must be 2 or more with algorithm: grpo")
         return self
