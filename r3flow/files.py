@@ -60,7 +60,7 @@ def read_json(path: str | Path) -> Any:
 def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line) of a UTF-8 file, blank lines left out.
 
-    Raises DataError for a missing file and for invalid UTF-8, with the line's number.
+    Raises DataError for a file that is missing or cannot be read, and for invalid UTF-8, with the line's number.
     """
     try:
         with open(path, "rb") as file:
@@ -73,6 +73,8 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
                     yield number, line
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
+    except (IsADirectoryError, PermissionError) as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def read_jsonl(path: str | Path, build: Callable[[dict[str, Any]], T]) -> Iterator[T]:
@@ -80,14 +82,18 @@ def read_jsonl(path: str | Path, build: Callable[[dict[str, Any]], T]) -> Iterat
     for number, line in read_lines(path):
         try:
             value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: not valid JSON: {error.msg}") from None
+        except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or thousands of brackets
+            raise DataError(f"{path}:{number}: not valid JSON: {getattr(error, 'msg', error)}") from None
         if not isinstance(value, dict):
             raise DataError(f"{path}:{number}: expected a JSON object, got {type(value).__name__}")
         try:
+            if "\\u" in line:  # JSON may spell half a surrogate pair, which no file can hold as UTF-8 later on
+                json.dumps(value, ensure_ascii=False).encode()
             yield build(value)
         except KeyError as error:
             raise DataError(f"{path}:{number}: missing field {error}") from None
+        except UnicodeEncodeError:
+            raise DataError(f"{path}:{number}: holds half a surrogate pair, which is no character; write it as UTF-8") from None
         except (TypeError, ValueError) as error:
             raise DataError(f"{path}:{number}: {error}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,12 +23,12 @@ class Dataset:
     questions: dict[str, list[Question]]
 
 
-def _unique(path: str, build: Any, what: str) -> list[T]:
+def _unique(path: str, build: Callable[[dict[str, Any]], T], what: str) -> list[T]:
     """The records of a JSONL file. Raises DataError for a repeated id (with its line) and for a file without a record."""
     seen: set[str] = set()
 
     def checked(value: dict[str, Any]) -> T:
-        record: T = build(value)
+        record = build(value)
         if record.id in seen:
             raise ValueError(f"id '{record.id}' stands twice")
         seen.add(record.id)
@@ -42,25 +43,27 @@ def _unique(path: str, build: Any, what: str) -> list[T]:
 def read_files(files: Files) -> Dataset:
     """Corpus lines `{"id", "title", "text"}`, question lines `{"id", "question", "answers"}` with optional `gold_ids`, `type`, `hops`.
 
-    Raises DataError for a malformed line, a repeated id, a gold passage that the corpus lacks, and a question in two splits.
+    Raises DataError for a malformed line, a repeated id, a gold passage that the corpus lacks, a question in two splits (by id, or by
+    its text but for case and white space) and an empty file.
     """
-    passages: list[Passage] = _unique(str(files.corpus), Passage.from_json, "passage")
+    passages = _unique(files.corpus, Passage.from_json, "passage")
     known = {passage.id for passage in passages}
+    where: dict[tuple[str, str], str] = {}  # ("id" or "question", its value) -> split
 
-    def question(value: dict[str, Any]) -> Question:
-        record = Question.from_json(value)
-        unknown = [gold for gold in record.gold_ids or () if gold not in known]
-        if unknown:
-            raise ValueError(f"field 'gold_ids' names '{unknown[0]}', which is not in {files.corpus}")
-        return record
+    def of(split: str) -> Callable[[dict[str, Any]], Question]:
+        def question(value: dict[str, Any]) -> Question:
+            record = Question.from_json(value)
+            if record.gold_ids == ():
+                raise ValueError("field 'gold_ids' names no passage; leave it out where the gold passages are not known")
+            unknown = [gold for gold in record.gold_ids or () if gold not in known]
+            if unknown:
+                raise ValueError(f"field 'gold_ids' names '{unknown[0]}', which is not in {files.corpus}")
+            for key, text in (("id", record.id), ("question", " ".join(record.question.split()).casefold())):
+                other = where.setdefault((key, text), split)
+                if other != split:
+                    raise ValueError(f"{key} '{getattr(record, key)}' stands in the {other} split too; splits must not overlap")
+            return record
 
-    questions: dict[str, list[Question]] = {}
-    where: dict[str, str] = {}
-    for split in SPLITS:
-        path = str(getattr(files, split))
-        questions[split] = _unique(path, question, "question")
-        for item in questions[split]:
-            for key in (f"id '{item.id}'", f"question '{item.question}'"):
-                if where.setdefault(key, split) != split:
-                    raise DataError(f"{path}: {key} stands in {where[key]} too; splits must not overlap")
-    return Dataset(passages, questions)
+        return question
+
+    return Dataset(passages, {split: _unique(getattr(files, split), of(split), "question") for split in SPLITS})
