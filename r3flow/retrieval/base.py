@@ -12,7 +12,7 @@ class Retriever(Protocol):
     """Batched search over one corpus. Thread-safe; ties are broken by the corpus's order."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """For each query the best passages, at most `k`, best first; fewer where the corpus is smaller.
+        """For each query the best passages, at most `k`, best first; fewer where fewer are found, none where no word of it is known.
 
         Raises EndpointError if a remote retriever fails after its retries; a failure never looks like an empty result.
         """

@@ -16,14 +16,20 @@ from r3flow.trajectory import Passage
 
 
 def build_index(params: Params, corpus: str | Path, out_dir: str | Path, reporter: Reporter) -> dict[str, Any]:
-    """Index the passages of a corpus file; whole or not at all. Returns the manifest. Raises DataError for an empty corpus."""
+    """Index the passages of a corpus file, whole or not at all, and return the manifest.
+
+    Raises DataError for a corpus without a passage or without a word.
+    """
     passages = list(read_jsonl(corpus, Passage.from_json))
     if not passages:
         raise DataError(f"{corpus}: holds no passage; nothing can be indexed")
     with replacing(out_dir) as folder:
         folder.mkdir()
         reporter.progress(0, 2, "BM25")
-        build_bm25(passages, folder / "bm25", params.index.stopwords)
+        try:
+            build_bm25(passages, folder / "bm25", params.index.stopwords)
+        except DataError as error:
+            raise DataError(f"{corpus}: {error}") from None
         reporter.progress(1, 2, f"dense ({params.index.encoder})")
         dimension = build_dense(passages, folder / "dense", params.index.encoder, params.index.dimension, params.seed)
         manifest = write_manifest(folder, params.index, Path(corpus), len(passages), dimension)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import faiss
+import numpy as np
 
 from r3flow.errors import IndexMismatchError
 from r3flow.retrieval.encoders import TFIDF_SVD, Encoder, SentenceEncoder, TfidfSvd
@@ -13,6 +15,10 @@ from r3flow.retrieval.text import indexed_text
 from r3flow.trajectory import Hit, Passage
 
 FILE = "vectors.faiss"
+SPARE = 8  # candidates asked for beyond k
+ROUNDING = 1e-5  # more than FAISS's single precision can be wrong by, for unit vectors
+
+Vector = np.ndarray[Any, Any]
 
 
 def build_dense(passages: Sequence[Passage], folder: Path, encoder: str, dimension: int, seed: int) -> int:
@@ -42,18 +48,31 @@ class DenseRetriever:
         except RuntimeError as error:
             raise IndexMismatchError(f"{folder / FILE}: cannot be read ({str(error).splitlines()[0]}); run `dvc repro -f index`") from None
         if self.index.ntotal != len(passages):
-            raise IndexMismatchError(f"{folder / FILE}: holds {self.index.ntotal} passages, the corpus {len(passages)}; run `dvc repro index`")
+            raise IndexMismatchError(
+                f"{folder / FILE}: holds {self.index.ntotal} passages, the corpus {len(passages)}; run `dvc repro index`"
+            )
         self.encoder: Encoder = TfidfSvd.load(folder) if encoder == TFIDF_SVD else SentenceEncoder(encoder)
+        given = self.encoder.encode(["a probe"], query=True).shape[1]
+        if given != self.index.d:
+            raise IndexMismatchError(f"{folder / FILE}: has {self.index.d} dimensions, the encoder gives {given}; run `dvc repro -f index`")
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """As `Retriever.search`; scores are cosines. A query that the encoder knows nothing of (a zero vector) finds nothing."""
         if not queries:
             return []
         vectors = self.encoder.encode(queries, query=True)
-        if vectors.shape[1] != self.index.d:
-            raise IndexMismatchError(f"the encoder gives {vectors.shape[1]} dimensions, the index has {self.index.d}; run `dvc repro index`")
-        scores, places = self.index.search(vectors, min(k, len(self.passages)))
-        results = []
-        for row, at in zip(scores, places, strict=True):
-            ranked = sorted((-float(score), int(place)) for score, place in zip(row, at, strict=True) if place >= 0)
-            results.append([Hit(self.passages[place], -score) for score, place in ranked])
-        return results
+        scores, places = self.index.search(vectors, min(k + SPARE, len(self.passages)))
+        return [self._rank(*row, k) if row[0].any() else [] for row in zip(vectors, scores, places, strict=True)]
+
+    def _rank(self, vector: Vector, scores: Vector, places: Vector, k: int) -> list[Hit]:
+        """The `k` best of FAISS's candidates by exact score, then by place.
+
+        Of equal scores FAISS keeps any, and it rounds by how many queries it is given at once; so candidates are taken until the last is
+        clearly worse than the k-th, and scored again one by one: a query finds the same whatever it is batched with.
+        """
+        while len(places) < len(self.passages) and scores[-1] >= scores[k - 1] - ROUNDING:
+            found = self.index.search(vector[None], min(4 * len(places), len(self.passages)))
+            scores, places = found[0][0], found[1][0]
+        exact = (self.index.reconstruct_batch(places) * vector.astype(np.float64)).sum(axis=1)
+        order = np.lexsort((places, -exact))[:k]
+        return [Hit(self.passages[places[at]], float(exact[at])) for at in order]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from r3flow.errors import ConfigError, IndexMismatchError
+from r3flow.errors import ConfigError, DataError, IndexMismatchError
 from r3flow.files import read_json, write_json
 from r3flow.retrieval.text import words
 
@@ -80,9 +80,9 @@ class TfidfSvd:
         try:
             vocabulary = read_json(folder / "vocabulary.json")
             idf, components = (np.load(folder / name, allow_pickle=False) for name in ("idf.npy", "components.npy"))
-        except (OSError, ValueError, EOFError) as error:
+        except (DataError, OSError, ValueError, EOFError) as error:
             raise IndexMismatchError(f"{folder}: the encoder's files cannot be read ({error}); run `dvc repro -f index`") from None
-        if not len(vocabulary) == len(idf) == len(components):
+        if not isinstance(vocabulary, list) or not len(vocabulary) == len(idf) == len(components):
             raise IndexMismatchError(f"{folder}: the encoder's files do not fit each other; run `dvc repro -f index`")
         return cls(vocabulary, idf, components)
 
@@ -96,7 +96,7 @@ class SentenceEncoder:
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise ConfigError(
-                f"params.yaml: index.encoder: '{name}' needs sentence-transformers: pip install 'r3flow[dense]', or use {TFIDF_SVD}"
+                f"params.yaml: index.encoder: '{name}' needs sentence-transformers: pip install sentence-transformers, or use {TFIDF_SVD}"
             ) from None
         try:
             self.model = SentenceTransformer(name, trust_remote_code=False, model_kwargs={"use_safetensors": True})

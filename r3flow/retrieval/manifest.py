@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from r3flow.errors import IndexMismatchError
+from r3flow.errors import DataError, IndexMismatchError
 from r3flow.files import file_digest, read_json, write_json
 from r3flow.params import Index
+from r3flow.retrieval.bm25 import K1, METHOD, B
+from r3flow.retrieval.encoders import TFIDF_SVD
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -15,9 +17,17 @@ NAME = "manifest.json"
 
 def _made_from(params: Index, corpus_digest: str, count: int) -> dict[str, Any]:
     return {
-        "format": FORMAT, "corpus_sha256": corpus_digest, "count": count, "encoder": params.encoder, "metric": "cosine",
-        "bm25": {"k1": 1.5, "b": 0.75, "method": "lucene", "stopwords": params.stopwords},
-    }  # fmt: skip
+        "format": FORMAT,
+        "corpus_sha256": corpus_digest,
+        "count": count,
+        "encoder": params.encoder,
+        "svd_dimension": params.dimension if params.encoder == TFIDF_SVD else None,  # asked for; `dimension` is what came of it
+        "metric": "cosine",
+        "bm25.k1": K1,
+        "bm25.b": B,
+        "bm25.method": METHOD,
+        "bm25.stopwords": params.stopwords,
+    }
 
 
 def write_manifest(folder: Path, params: Index, corpus: Path, count: int, dimension: int) -> dict[str, Any]:
@@ -32,7 +42,12 @@ def check_manifest(folder: Path, params: Index, corpus: Path, count: int) -> dic
     """Read the manifest and compare it with params, corpus and files. Raises IndexMismatchError that names what differs."""
     if not (folder / NAME).exists():
         raise IndexMismatchError(f"{folder}: has no {NAME}, so it was not finished; run `dvc repro index`")
-    manifest: dict[str, Any] = read_json(folder / NAME)
+    try:
+        manifest = read_json(folder / NAME)
+    except DataError as error:
+        raise IndexMismatchError(f"{error}; run `dvc repro -f index`") from None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise IndexMismatchError(f"{folder / NAME}: is no manifest of an index; run `dvc repro -f index`")
     for key, wanted in _made_from(params, file_digest(corpus), count).items():
         if manifest.get(key) != wanted:
             raise IndexMismatchError(f"{folder / NAME}: {key} is {manifest.get(key)!r}, expected {wanted!r}; run `dvc repro index`")

@@ -7,7 +7,6 @@ from pathlib import Path
 from r3flow.files import read_jsonl
 from r3flow.params import Params
 from r3flow.retrieval.base import Retriever
-from r3flow.retrieval.manifest import check_manifest
 from r3flow.trajectory import Passage
 
 
@@ -18,6 +17,8 @@ def open_retriever(params: Params, index_dir: str | Path = "index", corpus: str 
 
         assert params.retrieval.url is not None
         return RemoteRetriever(params.retrieval.url)
+    from r3flow.retrieval.manifest import check_manifest
+
     folder, corpus = Path(index_dir), Path(corpus)
     passages = list(read_jsonl(corpus, Passage.from_json))
     check_manifest(folder, params.index, corpus, len(passages))

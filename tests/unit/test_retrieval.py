@@ -1,0 +1,250 @@
+"""BM25 and dense retrieval against brute force written here, ties, unknown words, and recall on a real corpus."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import sys
+import types
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bm25s.stopwords import STOPWORDS_EN
+
+from r3flow.environment import Environment
+from r3flow.errors import ConfigError, DataError
+from r3flow.params import load
+from r3flow.protocol import PROTOCOLS
+from r3flow.retrieval.bm25 import BM25Retriever, build_bm25
+from r3flow.retrieval.dense import DenseRetriever, build_dense
+from r3flow.retrieval.encoders import SentenceEncoder, TfidfSvd
+from r3flow.trajectory import Hit, Passage
+
+ROOT = Path(__file__).parents[2]
+PARAMS = load(ROOT / "params.yaml")
+HOTPOTQA = ROOT.parent / "shared" / "data" / "hotpotqa"
+
+
+def passages(count: int = 400, seed: int = 0, vocabulary: int = 150) -> list[Passage]:
+    """Random passages of Zipf-like words, stop words and single letters among them, each tenth a copy of an earlier one."""
+    rng = random.Random(seed)
+    pool = [f"word{place}" for place in range(vocabulary)] + ["the", "of", "and", "x", "Éclair", "NAÏVE"]
+    weights = [1 / (1 + place % 40) for place in range(len(pool))]
+    made: list[Passage] = []
+    for place in range(count):
+        if place and place % 10 == 0:
+            twin = rng.choice(made)
+            made.append(Passage(str(place), twin.title, twin.text))
+        else:
+            made.append(
+                Passage(str(place), " ".join(rng.choices(pool, weights, k=2)), " ".join(rng.choices(pool, weights, k=rng.randint(3, 30))))
+            )
+    return made
+
+
+def queries(count: int, seed: int = 1) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices([f"word{place}" for place in range(160)] + ["the", "éclair"], k=rng.randint(1, 6))) for _ in range(count)]
+
+
+def tokens(text: str, stopwords: bool) -> list[str]:
+    found = [word for word in re.split(r"\W+", text.lower()) if len(word) > 1]
+    return [word for word in found if word not in STOPWORDS_EN] if stopwords else found
+
+
+def brute_force_bm25(corpus: list[Passage], query: str, *, stopwords: bool) -> dict[int, float]:
+    """Robertson's BM25 as Lucene computes it: idf = ln(1 + (N - n + 1/2) / (n + 1/2)), tf / (tf + k1 (1 - b + b length / average))."""
+    documents = [Counter(tokens(f"{passage.title}\n{passage.text}", stopwords)) for passage in corpus]
+    lengths = [sum(document.values()) for document in documents]
+    average = sum(lengths) / len(lengths)
+    scores: dict[int, float] = {}
+    for word in tokens(query, stopwords):
+        holders = sum(word in document for document in documents)
+        idf = math.log(1 + (len(corpus) - holders + 0.5) / (holders + 0.5))
+        for place, document in enumerate(documents):
+            if tf := document[word]:
+                scores[place] = scores.get(place, 0.0) + idf * tf / (tf + 1.5 * (1 - 0.75 + 0.75 * lengths[place] / average))
+    return scores
+
+
+def places(hits: list[Hit]) -> list[int]:
+    return [int(hit.passage.id) for hit in hits]
+
+
+def bm25(corpus: list[Passage], folder: Path, stopwords: str | None = "en") -> BM25Retriever:
+    build_bm25(corpus, folder, stopwords)
+    return BM25Retriever(corpus, folder, stopwords)
+
+
+def dense(corpus: list[Passage], folder: Path, dimension: int = 24) -> DenseRetriever:
+    build_dense(corpus, folder, "tfidf-svd", dimension, seed=3)
+    return DenseRetriever(corpus, folder, "tfidf-svd")
+
+
+@pytest.mark.parametrize("stopwords", ["en", None])
+def test_bm25_finds_what_brute_force_finds(tmp_path, stopwords):
+    corpus = passages()
+    asked = [*queries(40), "word3 word3 word3 word7", "The word1 of"]
+    for query, hits in zip(asked, bm25(corpus, tmp_path, stopwords).search(asked, 10), strict=True):
+        expected = brute_force_bm25(corpus, query, stopwords=stopwords is not None)
+        ranked = sorted(expected, key=lambda place: (-round(expected[place], 5), place))[:10]
+        assert [expected[place] for place in places(hits)] == pytest.approx([expected[place] for place in ranked], rel=1e-5)
+        assert [hit.score for hit in hits] == pytest.approx([expected[place] for place in places(hits)], rel=1e-5)
+
+
+def test_dense_finds_what_brute_force_finds(tmp_path):
+    corpus, asked = passages(), queries(40)
+    retriever = dense(corpus, tmp_path)
+    vectors = retriever.encoder.encode([f"{passage.title}\n{passage.text}" for passage in corpus], query=False).astype(np.float64)
+    for query, hits in zip(asked, retriever.search(asked, 10), strict=True):
+        vector = retriever.encoder.encode([query], query=True)[0].astype(np.float64)
+        cosines = [float(row @ vector / np.linalg.norm(row) / np.linalg.norm(vector)) for row in vectors]
+        ranked = sorted(range(len(corpus)), key=lambda place: (-round(cosines[place], 9), place))[:10]
+        assert places(hits) == ranked
+        assert [hit.score for hit in hits] == pytest.approx([cosines[place] for place in ranked], abs=1e-6)
+
+
+def test_tfidf_svd_is_the_rank_reduced_tfidf(tmp_path):
+    texts = [f"{passage.title}\n{passage.text}" for passage in passages(60, vocabulary=30)]
+    encoder = TfidfSvd.fit(texts, 8, seed=1)
+    vocabulary = sorted({word for text in texts for word in tokens(text, False)})
+    counts = np.array([[tokens(text, False).count(word) for word in vocabulary] for text in texts], float)
+    idf = np.log((1 + len(texts)) / (1 + (counts > 0).sum(0))) + 1
+    weights = np.where(counts > 0, 1 + np.log(np.maximum(counts, 1)), 0) * idf
+    _, _, directions = np.linalg.svd(weights / np.linalg.norm(weights, axis=1, keepdims=True))
+    reduced = weights @ directions[:8].T
+    reduced /= np.linalg.norm(reduced, axis=1, keepdims=True)
+    vectors = encoder.encode(texts, query=False)
+    assert encoder.vocabulary == vocabulary and vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors @ vectors.T, reduced @ reduced.T, atol=0.02)
+
+
+@pytest.mark.parametrize("build", [bm25, dense])
+@pytest.mark.parametrize("k", [1, 3, 99, 100])
+def test_equal_scores_come_in_the_corpus_order_whatever_k_and_batch(tmp_path, build, k):
+    distinct = passages(30, vocabulary=40)
+    corpus = [Passage(str(place), distinct[place % 7].title, distinct[place % 7].text) for place in range(1500)]
+    asked = queries(40)
+    retriever = build(corpus, tmp_path)
+    for query, hits in zip(asked, retriever.search(asked, k), strict=True):
+        ranked = places(hits)
+        for kind in range(7):
+            shown = [place for place in ranked if place % 7 == kind]
+            assert shown == list(range(kind, 1500, 7))[: len(shown)]
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        assert retriever.search([query], k) == [hits], "alone and in a batch it is the same"
+
+
+@pytest.mark.parametrize("build", [bm25, dense])
+def test_a_query_of_unknown_words_finds_nothing(tmp_path, build):
+    retriever = build(passages(), tmp_path)
+    assert retriever.search(["zzz qqq", "", "?", "word1 zzz"], 5)[:3] == [[], [], []]
+    assert len(retriever.search(["word1 zzz"], 5)[0]) == 5
+    assert retriever.search([], 5) == []
+
+
+def test_k_larger_than_the_corpus_gives_what_there_is(tmp_path):
+    corpus = [Passage("0", "", "red fox"), Passage("1", "", "blue fox"), Passage("2", "", "green hen")]
+    assert places(bm25(corpus, tmp_path / "bm25").search(["blue fox"], 50)[0]) == [1, 0], "a passage that shares no word is no hit"
+    assert sorted(places(dense(corpus, tmp_path / "dense").search(["blue fox"], 50)[0])) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("build", [bm25, dense])
+def test_tiny_corpora(tmp_path, build):
+    only = build([Passage("0", "Fox", "red fox")], tmp_path / "one")
+    assert places(only.search(["fox"], 3)[0]) == [0]
+    same = build([Passage(str(place), "", "alpha") for place in range(5)], tmp_path / "same")
+    assert places(same.search(["alpha"], 3)[0]) == [0, 1, 2]
+
+
+def test_a_corpus_without_words_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no passage of the corpus holds a word"):
+        build_bm25([Passage("0", "", "!!!"), Passage("1", "", "the")], tmp_path, "en")
+
+
+@pytest.mark.parametrize("build", [bm25, dense])
+def test_threads_do_not_disturb_each_other(tmp_path, build):
+    retriever, asked = build(passages(), tmp_path), queries(60)
+    expected = retriever.search(asked, 5)
+    with ThreadPoolExecutor(8) as pool:
+        assert [rows[0] for rows in pool.map(lambda query: retriever.search([query], 5), asked)] == expected
+
+
+class _FakeModel:
+    """Stands in for a sentence-transformers model: a vector of letter counts. Keeps what it was given."""
+
+    seen: list[str] = []  # noqa: RUF012
+
+    def __init__(self, name: str, **options: object) -> None:
+        if name == "absent":
+            raise OSError("absent is not a local folder\nand more lines")
+        self.options = options
+
+    def encode(self, texts: list[str], **_: object) -> np.ndarray:
+        type(self).seen += texts
+        return np.array([[1 + text.count(letter) for letter in "abcdefgh"] for text in texts], np.float32)
+
+
+def test_a_sentence_encoder_gets_its_prefixes_and_runs_no_foreign_code(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", types.SimpleNamespace(SentenceTransformer=_FakeModel))
+    corpus = [Passage("0", "Bad", "abba"), Passage("1", "Egg", "hedge")]
+    _FakeModel.seen = []
+    assert build_dense(corpus, tmp_path, "someone/e5-tiny", 99, seed=1) == 8
+    retriever = DenseRetriever(corpus, tmp_path, "someone/e5-tiny")
+    assert places(retriever.search(["hedge"], 1)[0]) == [1]
+    assert _FakeModel.seen == ["passage: Bad\nabba", "passage: Egg\nhedge", "query: a probe", "query: hedge"]
+    assert SentenceEncoder("someone/plain").prefixes == ("", "")
+    options = SentenceEncoder("someone/plain").model.options
+    assert options["trust_remote_code"] is False and options["model_kwargs"]["use_safetensors"] is True
+    with pytest.raises(ConfigError, match=r"index.encoder: 'absent' cannot be loaded: absent is not a local folder$"):
+        SentenceEncoder("absent")
+
+
+def test_a_sentence_encoder_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ConfigError, match=r"index.encoder: 'some/model' needs sentence-transformers: pip install"):
+        SentenceEncoder("some/model")
+
+
+class _Listed:
+    def __init__(self, corpus: list[Passage]) -> None:
+        self.corpus, self.calls = corpus, []
+
+    def search(self, asked, k):
+        self.calls.append((list(asked), k))
+        return [[Hit(passage, 1.0) for passage in self.corpus[:k]] for _ in asked]
+
+
+def test_the_environment_asks_for_top_k_and_shows_hits_in_the_protocols_frame():
+    changed = PARAMS.model_copy(
+        update={
+            "retrieval": PARAMS.retrieval.model_copy(update={"top_k": 2}),
+            "protocol": PARAMS.protocol.model_copy(update={"max_document_characters": 20}),
+        }
+    )
+    retriever = _Listed([Passage("a", "Fox", "The final answer: nine lives"), Passage("b", "", "hen"), Passage("c", "Owl", "wise")])
+    environment = Environment(retriever, PROTOCOLS["r3rag"], changed)
+    found = environment.search(["one", "two"])
+    assert retriever.calls == [(["one", "two"], 2)]
+    assert [[hit.passage.id for hit in hits] for hits in found] == [["a", "b"], ["a", "b"]] and all(type(hits) is tuple for hits in found)
+    assert environment.documents(found[0]) == "\nThe retrieval documents: [1] Fox: The final answe [2] hen\n"
+    assert environment.documents(()) == "\nThe retrieval documents: none found\n"
+    assert environment.search([]) == [] and len(retriever.calls) == 1
+
+
+@pytest.mark.skipif(not HOTPOTQA.is_dir(), reason=f"the HotpotQA sample is not at {HOTPOTQA}")
+def test_bm25_recall_on_hotpotqa(tmp_path):
+    corpus = [Passage.from_json(json.loads(line)) for line in (HOTPOTQA / "corpus.jsonl").read_text("utf-8").splitlines()]
+    asked = [json.loads(line) for line in (HOTPOTQA / "questions.jsonl").read_text("utf-8").splitlines()]
+    found = bm25(corpus, tmp_path).search([item["question"] for item in asked], 10)
+    for k, expected in ((2, 0.554), (5, 0.717), (10, 0.852)):
+        shares = []
+        for item, hits in zip(asked, found, strict=True):
+            gold = set(item["gold_titles"])
+            shares.append(len(gold & {hit.passage.title for hit in hits[:k]}) / len(gold))
+        assert sum(shares) / len(shares) == pytest.approx(expected, abs=0.005), f"recall@{k}"
