@@ -141,7 +141,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="r3flow", description="Policies that reason and retrieve step by step.")
     top.add_argument("--version", action="version", version=f"r3flow {_version()}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    one = commands.add_parser("ask", help="answer one question, its steps shown live", description="Answer one question, its steps shown live.")
+    about = "Answer one question, its steps shown live. Ends with 3 if the policy gives no answer."
+    one = commands.add_parser("ask", help="answer one question, its steps shown live", description=about)
     one.add_argument("question", help="in quotes")
     one.add_argument("--model", default="models/ppo", metavar="PATH", help="a policy's folder or Hugging Face name (default: %(default)s)")
     one.add_argument("--k", type=_count, metavar="N", help="documents a search (default: retrieval.top_k of the params)")

@@ -23,7 +23,9 @@ def load_policy(base: str | Path, *, trust_remote_code: bool) -> tuple[Any, Any]
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=trust_remote_code, dtype=torch.float32, use_safetensors=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            base, trust_remote_code=trust_remote_code, dtype=torch.float32, use_safetensors=True
+        )
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"policy: cannot load a causal language model from '{base}': {reason[:300]}") from None

@@ -77,7 +77,8 @@ def judge_all(judge: Judge, results: Sequence[Result]) -> list[Result]:
     failed = judge.failed
     verdicts = judge.verdict(items)
     if judge.failed > failed:
-        raise EndpointError(f"the judge failed for {judge.failed - failed} of {len(items)} answers; run again: what it said is in the ledger")
+        count = judge.failed - failed
+        raise EndpointError(f"the judge failed for {count} of {len(items)} answers; run again: what it said is in the ledger")
     judged = list(results)
     for place, verdict in zip(places, verdicts, strict=True):
         name: Verdict = "unknown" if verdict is None else "right" if verdict else "wrong"

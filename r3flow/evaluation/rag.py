@@ -40,7 +40,9 @@ def budget(params: Params) -> int:
     return params.retrieval.top_k * max(1, params.protocol.max_steps - 1)
 
 
-def build_prompt(stream: TokenStream, environment: Environment, question: Question, hits: Sequence[Hit], limit: int) -> tuple[list[int], int]:
+def build_prompt(
+    stream: TokenStream, environment: Environment, question: Question, hits: Sequence[Hit], limit: int
+) -> tuple[list[int], int]:
     """(ids of at most `limit` tokens, number of documents shown): the last-ranked documents go first where room is short.
 
     Raises ConfigError if not even the question fits.

@@ -75,7 +75,8 @@ def build(inputs: Inputs) -> str:
     names = table.ordered(inputs.metrics)
     shown = cards(inputs.results, inputs.params.report.trajectories, inputs.params.reward.preset)
     groups = _curve_groups(inputs.curves, inputs.params)
-    page = _templates().get_template("page.html").render(
+    template = _templates().get_template("page.html")
+    page = template.render(
         style=Markup((PAGE / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
         script_hash=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
@@ -105,9 +106,9 @@ def _templates() -> Environment:
     templates.filters |= {
         "percent": lambda value: "–" if value is None else table.percent(value),
         "span": _span,
-        "signed": lambda value: table.signed(value).replace("-", "−"),
+        "signed": lambda value: _minus(table.signed(value)),
         "number": lambda value, places: "–" if value is None else f"{value:,.{places}f}",
-        "reward": lambda value: "unknown" if value is None else f"{round(value, 2) + 0.0:+.2f}".replace("-", "−"),
+        "reward": lambda value: "unknown" if value is None else _minus(f"{round(value, 2) + 0.0:+.2f}"),
         "tone": lambda value: "" if not value else "up" if value > 0 else "down",
         "zip": lambda left, right: zip(left, right, strict=True),
         "tidy": tidy,
@@ -119,6 +120,11 @@ def _span(bounds: Sequence[float]) -> str:
     return table.span(bounds).replace(" - ", "–")
 
 
+def _minus(text: str) -> str:
+    """A typographic minus sign."""
+    return text.replace("-", "−")
+
+
 def _row(name: str, figures: Mapping[str, Any], focus: str) -> dict[str, Any]:
     about = SYSTEMS[name].about if name in SYSTEMS else ""
     return {**figures, "name": name, "label": table.label(name), "about": about, "focus": name == focus}
@@ -127,7 +133,7 @@ def _row(name: str, figures: Mapping[str, Any], focus: str) -> dict[str, Any]:
 def _verdict(gap: Mapping[str, Any]) -> str:
     """How a difference reads in a sentence: only an interval that leaves out zero may claim one."""
     points = f"{abs(100 * gap['em']):.1f} points"
-    interval = f"(95% interval {table.signed(gap['em_ci95'][0])} to {table.signed(gap['em_ci95'][1])})".replace("-", "−")
+    interval = _minus(f"(95% interval {table.signed(gap['em_ci95'][0])} to {table.signed(gap['em_ci95'][1])})")
     if gap["em_ci95"][0] > 0:
         return f"{points} more than {{other}} {interval}"
     if gap["em_ci95"][1] < 0:
@@ -148,19 +154,13 @@ def _headline(metrics: Mapping[str, Any]) -> dict[str, str]:
 def _tiles(metrics: Mapping[str, Any]) -> list[dict[str, str]]:
     name = table.ordered(metrics)[-1]
     figures = metrics[name]
-    tiles = [
-        {"name": f"{table.label(name)}, exact match", "value": table.percent(figures["em"]), "unit": "%", "sub": f"95% interval {_span(figures['em_ci95'])}"}
-    ]  # fmt: skip
+    tiles = [(f"{table.label(name)}, exact match", table.percent(figures["em"]), "%", f"95% interval {_span(figures['em_ci95'])}")]
     for other, gap in figures.get("versus", {}).items():
-        low, high = (table.signed(bound) for bound in gap["em_ci95"])
-        tiles.append(
-            {"name": f"Over {table.label(other).lower()}", "value": table.signed(gap["em"]), "unit": "points", "sub": f"95% interval {low} to {high}"}
-        )  # fmt: skip
-    tiles.append(
-        {"name": "Searches a question", "value": f"{figures['searches']:.2f}", "unit": "", "sub": f"{figures['tokens']:.0f} generated tokens"}
-    )
-    tiles.append({"name": "Well-formed", "value": table.percent(figures["format_valid"]), "unit": "%", "sub": "of trajectories"})
-    return [{key: text.replace("-", "−") if key != "name" else text for key, text in tile.items()} for tile in tiles]
+        low, high = (_minus(table.signed(bound)) for bound in gap["em_ci95"])
+        tiles.append((f"Over {table.label(other).lower()}", _minus(table.signed(gap["em"])), "points", f"95% interval {low} to {high}"))
+    tiles.append(("Searches a question", f"{figures['searches']:.2f}", "", f"{figures['tokens']:.0f} generated tokens"))
+    tiles.append(("Well-formed", table.percent(figures["format_valid"]), "%", "of trajectories"))
+    return [{"name": title, "value": value, "unit": unit, "sub": sub} for title, value, unit, sub in tiles]
 
 
 def _gaps(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -178,7 +178,8 @@ def _gaps(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     return [
         {
-            "ours": table.label(name), "theirs": table.label(other).lower(), "em": gap["em"], "low": gap["em_ci95"][0], "high": gap["em_ci95"][1],
+            "ours": table.label(name), "theirs": table.label(other).lower(),
+            "em": gap["em"], "low": gap["em_ci95"][0], "high": gap["em_ci95"][1],
             "zero": at(0.0), "at": at(gap["em"]), "left": at(gap["em_ci95"][0]), "width": at(gap["em_ci95"][1]) - at(gap["em_ci95"][0]),
             "tone": "up" if gap["em_ci95"][0] > 0 else "down" if gap["em_ci95"][1] < 0 else "",
             "won": gap["only_ours_right"], "lost": gap["only_theirs_right"],
@@ -202,11 +203,12 @@ def _question_groups(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _curve_groups(curves: Mapping[str, Mapping[str, Sequence[float | None]]], params: Params) -> list[dict[str, Any]]:
+    rollouts = params.ppo.prompts * params.ppo.group
     notes = {
         "sft": ("Cold start", "Supervised fine-tuning on accepted trajectories; prompt and retrieved tokens carry no loss."),
         "ppo": (
             params.ppo.algorithm.upper(),
-            f"{params.ppo.iterations} iterations of {params.ppo.prompts * params.ppo.group} rollouts. The dev questions are not the held-out ones.",
+            f"{params.ppo.iterations} iterations of {rollouts} rollouts. The dev questions are not the held-out ones.",
         ),
         "control": ("Control", "More fine-tuning of the cold start on the same trajectories, for as many tokens as PPO used."),
     }
@@ -214,8 +216,9 @@ def _curve_groups(curves: Mapping[str, Mapping[str, Sequence[float | None]]], pa
     for stage, (title, note) in notes.items():
         columns = curves.get(stage, {})
         charts: dict[str, Curve] = {}
+        unit = "iteration" if stage == "ppo" else "step"
         for name in columns:
-            drawn = None if name == "step" else curve(_title(name), "iteration" if stage == "ppo" else "step", columns["step"], columns[name])
+            drawn = None if name == "step" else curve(_title(name), unit, columns["step"], columns[name])
             if drawn is not None:
                 charts[name] = drawn
         front = [name for name in FIRST if name in charts]
@@ -238,11 +241,11 @@ def _teacher(inputs: Inputs) -> dict[str, Any] | None:
     counts = {**kept["accepted_by"], **kept["fell"]}
     useless = kept["useless"]["share"]
     text = (
-        f"{inputs.params.teacher.model} was asked about {tried['questions']:,} questions and made {tried['attempts']:,} attempts; "
+        f"The teacher ({inputs.params.teacher.model}) was asked about {tried['questions']:,} questions, in {tried['attempts']:,} attempts; "
         f"{kept['accepted']:,} trajectories were right and well formed ({100 * kept['acceptance']:.1f}%). "
     )
     if useless is not None:
-        text += f"Of the searches in the accepted ones {100 * useless:.1f}% brought no new supporting passage: that is what reinforcement learning can still save."
+        text += f"Of the searches in the accepted ones {100 * useless:.1f}% brought no new supporting passage; PPO can unlearn those."
     return {
         "text": text,
         "kinds": [

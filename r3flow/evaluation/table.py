@@ -53,7 +53,8 @@ def align(header: Row, rows: Sequence[Row], left: int = 1) -> list[str]:
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
 
     def line(row: Row) -> str:
-        cells = [cell.ljust(width) if column < left else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        places = enumerate(zip(row, widths, strict=True))
+        cells = [cell.ljust(width) if column < left else cell.rjust(width) for column, (cell, width) in places]
         return ("  " + "  ".join(cells)).rstrip()
 
     return [line(header), "  " + "  ".join("─" * width for width in widths), *map(line, rows)]
@@ -120,9 +121,9 @@ def render(systems: Mapping[str, Any]) -> str:
     for title, body in zip(blocks[::2], blocks[1::2], strict=True):
         if body:
             text += [*title, "", *body, ""]
-    unknown = {label(name): systems[name]["acc_unknown"] for name in ordered(systems) if systems[name]["acc_unknown"]}
+    unknown = [f"{label(name)} {systems[name]['acc_unknown']}" for name in ordered(systems) if systems[name]["acc_unknown"]]
     if unknown:
-        text += [f"Answers on which the judge gave no verdict, left out of 'judge': {', '.join(f'{k} {v}' for k, v in unknown.items())}", ""]
+        text += [f"Answers on which the judge gave no verdict, left out of 'judge': {', '.join(unknown)}", ""]
     return "\n".join(text)
 
 

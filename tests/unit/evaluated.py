@@ -9,7 +9,9 @@ GOLD = Passage("g1", "Red Harbor", "Red Harbor is a film directed by Ann Lee.")
 OTHER = Passage("x1", "Blue Bay", "Blue Bay is a bay.")
 
 
-def question(number: int = 1, *, kind: str | None = "compositional", hops: int | None = 2, gold: tuple[str, ...] | None = ("g1", "g2")) -> Question:
+def question(
+    number: int = 1, *, kind: str | None = "compositional", hops: int | None = 2, gold: tuple[str, ...] | None = ("g1", "g2")
+) -> Question:
     return Question(f"q{number}", f"Where was the director of film {number} born?", ("Port Ashel",), gold, kind, hops)
 
 

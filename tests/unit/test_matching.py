@@ -33,7 +33,7 @@ def official_f1(prediction: str, gold: str) -> float:
     return (2 * precision * recall) / (precision + recall)
 
 
-WORDS = st.sampled_from(["the", "The.", "a", "an", "a-ha", "Port", "port", "Ashel", "ashel!", "yes", "No", "noanswer", "1,024", "é", "…", "\t"])
+WORDS = st.sampled_from(["the", "The.", "a", "an", "a-ha", "Port", "port", "Ashel", "ashel!", "yes", "No", "noanswer", "1,024", "é", "\t"])
 ANSWERS = st.one_of(st.text(max_size=20), st.lists(WORDS, max_size=5).map(" ".join))
 
 
