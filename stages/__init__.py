@@ -1,0 +1,1 @@
+"""WHAT each DVC stage does, one short file a stage."""

@@ -1,0 +1,1 @@
+"""Question sets and corpora: readers of the user's files, and the generated demo world."""

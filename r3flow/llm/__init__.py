@@ -1,0 +1,1 @@
+"""Teacher and judge over an OpenAI-compatible endpoint: client, ledger, prompts."""

@@ -1,0 +1,1 @@
+"""Passages for queries: BM25, dense, remote, and the index with its manifest."""

@@ -136,12 +136,12 @@ class Sync:
             if event["event"] == "metrics":
                 metrics += [(name, value, event["time"], event["step"]) for name, value in event["values"].items()]
             elif event["event"] == "costs":
-                metrics += [(f"costs/{name}", value, event["time"], 0) for name, value in event["values"].items()]
+                metrics += [(f"cost/{name.removeprefix('cost/')}", value, event["time"], 0) for name, value in event["values"].items()]
             elif event["event"] == "start":
                 params = flat_params(event["params"])
             elif event["event"] == "end":
                 metrics += [(name, value, event["time"], 0) for name, value in flat_results(event["results"]).items()]
-                metrics.append(("costs/wall_s", event["time"] - start, event["time"], 0))
+                metrics.append(("cost/wall_s", event["time"] - start, event["time"], 0))
         if fresh:
             self._store.log(run, metrics=metrics, params=params, tags={"r3flow.offset": str(size)})
             self._store.log(parent, params=params)
@@ -180,9 +180,11 @@ class Sync:
         if self._store.find("r3flow.journal", key):
             return
         maker = makers[-1].info.run_id if makers else "unknown"
-        tags = {"r3flow.journal": key, "r3flow.stage": entry.address, "r3flow.cached": "true", "r3flow.made_by": maker, **_hash_tags(entry)}
+        tags = {"r3flow.journal": key, "r3flow.stage": entry.address, "r3flow.cached": "true", "r3flow.made_by": maker}
         now = time.time()
-        run = self._store.create(f"{entry.address} (cached)", now, tags, parent.info.run_id)
+        run = self._store.create(f"{entry.address} (cached)", now, {**tags, **_hash_tags(entry)}, parent.info.run_id)
+        results = [(name, value, now, 0) for name, value in flat_results(self._results({entry.address: entry})).items()]
+        self._store.log(run, metrics=results, params=flat_params(entry.params))
         self._store.end(run, "FINISHED", now)
 
     def _results(self, good: Mapping[str, LockedStage]) -> dict[str, Any]:
