@@ -31,7 +31,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3",
         {**MODERN, "head_dim": 8, "sliding_window": 7, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
     ),
-    "gpt2-learned-positions": ("GPT2", {**{k: v for k, v in SIZE.items()}, "n_positions": 256}),
+    "gpt2-learned-positions": ("GPT2", {**SIZE, "n_positions": 256}),
     "gpt-neox": ("GPTNeoX", {**SIZE, "intermediate_size": 48, "max_position_embeddings": 256}),
     "opt-learned-positions": ("OPT", {**SIZE, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 256, "init_std": 0.4}),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.one_at_a_time import rollout_single
 from r3flow import params as parameters
 from r3flow.environment import Environment
 from r3flow.errors import ConfigError, EndpointError, EndpointRefusedError
@@ -91,7 +93,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, push: float = 40.0) -> Script
             chain = [f"{mark(name, step)}\n", *written, "<eos>"]
             ids = [tokenizer.convert_tokens_to_ids(piece) for piece in chain]
             assert None not in ids
-            for one, other in zip(ids, ids[1:], strict=False):
+            for one, other in pairwise(ids):
                 model.after[one] = other
     return model
 
@@ -290,3 +292,16 @@ def test_a_tokenizer_without_end_of_text_is_refused() -> None:
     tokenizer.eos_token = None
     with pytest.raises(ConfigError, match="end-of-text"):
         roll(tokenizer=tokenizer, model=model)
+
+
+@pytest.mark.parametrize("keep_cache", [False, True])
+def test_batched_rollouts_equal_those_of_one_question_at_a_time(keep_cache: bool) -> None:
+    """The reference shares no decoding code: Hugging Face's `generate` for each step over the whole stream, or its cache in a bare loop."""
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, 3.5).eval()  # weak enough that the model wanders off the script by itself
+    environment = Environment(Shelf(), PROTOCOL, PARAMS)
+    rollouts = roll(tokenizer=tokenizer, model=model)
+    assert len({rollout.trajectory.finish for rollout in rollouts}) > 1
+    for question, rollout in zip(QUESTIONS, rollouts, strict=True):
+        ids, trajectory = rollout_single(model, tokenizer, environment, question, PARAMS.protocol, keep_cache=keep_cache)
+        assert ids == rollout.completion_ids and trajectory == rollout.trajectory
