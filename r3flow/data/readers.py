@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from r3flow.trajectory import Passage, Question
 
 T = TypeVar("T", Passage, Question)
 SPLITS = ("train", "dev", "test")
+REQUIRED, OPTIONAL = ("id", "question", "answers"), ("gold_ids", "type", "hops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,19 @@ def _unique(path: str, build: Callable[[dict[str, Any]], T], what: str) -> list[
     return records
 
 
+def _refuse_misspelt(value: dict[str, Any]) -> None:
+    """Other fields are left alone, but a misspelt optional one would go unnoticed and turn a metric into null. Raises ValueError."""
+    absent = [name for name in OPTIONAL if name not in value]
+    for name in value:
+        if name not in REQUIRED + OPTIONAL and (near := difflib.get_close_matches(name, absent, 1, 0.8)):
+            raise ValueError(f"unknown field '{name}'; did you mean '{near[0]}'?")
+
+
 def read_files(files: Files) -> Dataset:
     """Corpus lines `{"id", "title", "text"}`, question lines `{"id", "question", "answers"}` with optional `gold_ids`, `type`, `hops`.
 
-    Raises DataError for a malformed line, a repeated id, a gold passage that the corpus lacks, a question in two splits (by id, or by
-    its text but for case and white space) and an empty file.
+    Other fields are left alone. Raises DataError for a malformed line, a misspelt field, a repeated id, a gold passage that the corpus
+    lacks, a question in two splits (by id, or by its text but for case and white space) and an empty file.
     """
     passages = _unique(files.corpus, Passage.from_json, "passage")
     known = {passage.id for passage in passages}
@@ -52,6 +62,7 @@ def read_files(files: Files) -> Dataset:
 
     def of(split: str) -> Callable[[dict[str, Any]], Question]:
         def question(value: dict[str, Any]) -> Question:
+            _refuse_misspelt(value)
             record = Question.from_json(value)
             if record.gold_ids == ():
                 raise ValueError("field 'gold_ids' names no passage; leave it out where the gold passages are not known")

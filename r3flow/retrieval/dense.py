@@ -11,11 +11,13 @@ import numpy as np
 
 from r3flow.errors import IndexMismatchError
 from r3flow.retrieval.encoders import TFIDF_SVD, Encoder, SentenceEncoder, TfidfSvd
+from r3flow.retrieval.ranking import best
 from r3flow.retrieval.text import indexed_text
 from r3flow.trajectory import Hit, Passage
 
 FILE = "vectors.faiss"
 SPARE = 8  # candidates asked for beyond k
+SAME = 0.02  # how far a passage's vector may be from the stored one: another device or data type, but no other weights
 ROUNDING = 1e-5  # more than FAISS's single precision can be wrong by, for unit vectors
 
 Vector = np.ndarray[Any, Any]
@@ -41,7 +43,7 @@ class DenseRetriever:
     """A saved FAISS index over `passages` and the encoder of its queries."""
 
     def __init__(self, passages: Sequence[Passage], folder: Path, encoder: str) -> None:
-        """Raises IndexMismatchError if the files cannot be read or do not fit the corpus."""
+        """Raises IndexMismatchError if the files cannot be read, or if corpus or encoder are not those that they were made with."""
         self.passages = passages
         try:
             self.index = faiss.read_index(str(folder / FILE))
@@ -52,9 +54,15 @@ class DenseRetriever:
                 f"{folder / FILE}: holds {self.index.ntotal} passages, the corpus {len(passages)}; run `dvc repro index`"
             )
         self.encoder: Encoder = TfidfSvd.load(folder) if encoder == TFIDF_SVD else SentenceEncoder(encoder)
-        given = self.encoder.encode(["a probe"], query=True).shape[1]
-        if given != self.index.d:
-            raise IndexMismatchError(f"{folder / FILE}: has {self.index.d} dimensions, the encoder gives {given}; run `dvc repro -f index`")
+        again = self.encoder.encode([indexed_text(passages[0])], query=False)[0]
+        if len(again) != self.index.d:
+            raise IndexMismatchError(
+                f"{folder / FILE}: has {self.index.d} dimensions, the encoder gives {len(again)}; run `dvc repro -f index`"
+            )
+        if not np.allclose(again, self.index.reconstruct(0), rtol=0, atol=SAME):
+            raise IndexMismatchError(
+                f"{folder / FILE}: '{encoder}' encodes the first passage otherwise than when this was built; run `dvc repro -f index`"
+            )
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """As `Retriever.search`; scores are cosines. A query that the encoder knows nothing of (a zero vector) finds nothing."""
@@ -74,5 +82,5 @@ class DenseRetriever:
             found = self.index.search(vector[None], min(4 * len(places), len(self.passages)))
             scores, places = found[0][0], found[1][0]
         exact = (self.index.reconstruct_batch(places) * vector.astype(np.float64)).sum(axis=1)
-        order = np.lexsort((places, -exact))[:k]
+        order = best(exact, k, places)
         return [Hit(self.passages[places[at]], float(exact[at])) for at in order]

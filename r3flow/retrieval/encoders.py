@@ -53,6 +53,7 @@ class TfidfSvd:
         """Fit on the corpus. The dimension is smaller where there are fewer texts or words."""
         from sklearn.preprocessing import normalize
         from sklearn.utils.extmath import randomized_svd
+        from threadpoolctl import threadpool_limits
 
         seen: dict[str, int] = {}
         for text in texts:
@@ -62,7 +63,8 @@ class TfidfSvd:
         idf = np.asarray([np.log((1 + len(texts)) / (1 + seen.get(word, 0))) + 1 for word in vocabulary], np.float32)
         encoder = cls(vocabulary, idf, np.zeros((len(vocabulary), 0), np.float32))
         size = max(1, min(dimension, len(texts) - 1, len(vocabulary) - 1))
-        _, _, directions = randomized_svd(normalize(encoder._weights(texts)), n_components=size, n_iter=4, random_state=seed)
+        with threadpool_limits(1):  # sums of several threads come in another order, and the index would depend on the machine
+            _, _, directions = randomized_svd(normalize(encoder._weights(texts)), n_components=size, n_iter=4, random_state=seed)
         encoder.components = np.ascontiguousarray(directions.T, dtype=np.float32)
         return encoder
 

@@ -1,4 +1,4 @@
-"""An index's manifest: what it was built from and with. Written last, so that an index without one is unfinished."""
+"""An index's manifest: what it was built from and with, and its files. Written last, so that an index without one is unfinished."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from r3flow.params import Index
 from r3flow.retrieval.bm25 import K1, METHOD, B
 from r3flow.retrieval.encoders import TFIDF_SVD
 
-FORMAT = 1
+FORMAT = 2
 NAME = "manifest.json"
 
 
@@ -30,9 +30,13 @@ def _made_from(params: Index, corpus_digest: str, count: int) -> dict[str, Any]:
     }
 
 
+def _sum(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+
+
 def write_manifest(folder: Path, params: Index, corpus: Path, count: int, dimension: int) -> dict[str, Any]:
     """Write and return the manifest of a finished index."""
-    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {path.relative_to(folder).as_posix(): _sum(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     manifest = {**_made_from(params, file_digest(corpus), count), "dimension": dimension, "files": files}
     write_json(folder / NAME, manifest)
     return manifest
@@ -51,8 +55,10 @@ def check_manifest(folder: Path, params: Index, corpus: Path, count: int) -> dic
     for key, wanted in _made_from(params, file_digest(corpus), count).items():
         if manifest.get(key) != wanted:
             raise IndexMismatchError(f"{folder / NAME}: {key} is {manifest.get(key)!r}, expected {wanted!r}; run `dvc repro index`")
-    for name, size in manifest["files"].items():
+    for name, wanted in manifest["files"].items():
         path = folder / name
-        if not path.exists() or path.stat().st_size != size:
-            raise IndexMismatchError(f"{path}: is missing or has not {size} bytes; run `dvc repro -f index`")
+        if not path.is_file():
+            raise IndexMismatchError(f"{path}: is missing; run `dvc repro -f index`")
+        if _sum(path) != wanted:
+            raise IndexMismatchError(f"{path}: is not the file that was built, it was cut or changed; run `dvc repro -f index`")
     return manifest

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 
-def best(scores: np.ndarray[Any, Any], k: int) -> np.ndarray[Any, Any]:
-    """Places of the `k` largest of `scores` (N,), largest first, equal ones in order of place."""
+def best(scores: np.ndarray[Any, Any], k: int, places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Indices of the `k` largest of `scores` (N,), largest first, equal ones in order of `places` (N,)."""
     if k < len(scores):
         bound = np.partition(scores, len(scores) - k)[len(scores) - k]
-        places = np.flatnonzero(scores >= bound)
+        chosen = np.flatnonzero(scores >= bound)
     else:
-        places = np.arange(len(scores))
-    return places[np.lexsort((places, -scores[places]))][:k]
+        chosen = np.arange(len(scores))
+    return chosen[np.lexsort((places[chosen], -scores[chosen]))][:k]

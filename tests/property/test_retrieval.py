@@ -21,10 +21,15 @@ TEXTS = st.lists(WORDS, min_size=1, max_size=6).map(" ".join)
 CORPORA = st.lists(TEXTS, min_size=1, max_size=25).filter(lambda texts: any(words(text, "en") for text in texts))
 
 
-@given(arrays.arrays(np.float32, st.integers(1, 60), elements=st.sampled_from([0.0, 0.5, 1.0, 1.5, -2.0])), st.integers(1, 80))
-def test_best_is_a_stable_sort_cut_to_k(scores, k):
-    expected = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:k]
-    assert best(scores, k).tolist() == expected
+@given(
+    arrays.arrays(np.float32, st.integers(1, 60), elements=st.sampled_from([0.0, 0.5, 1.0, 1.5, -2.0])),
+    st.integers(1, 80),
+    st.permutations(range(60)),
+)
+def test_best_is_a_sort_by_score_and_then_place_cut_to_k(scores, k, order):
+    places = np.array([place for place in order if place < len(scores)])
+    expected = sorted(range(len(scores)), key=lambda at: (-scores[at], places[at]))[:k]
+    assert best(scores, k, places).tolist() == expected
 
 
 @settings(max_examples=60, deadline=None)

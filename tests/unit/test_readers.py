@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from r3flow.files import write_jsonl
 from r3flow.params import Files
 from r3flow.trajectory import Passage, Question
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = Path(os.environ.get("R3FLOW_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 CORPUS = [{"id": "p1", "title": "Fox", "text": "A fox is red."}, {"id": "p2", "title": "", "text": "Hens lay eggs."}]
 TRAIN = [{"id": "q1", "question": "What colour is a fox?", "answers": ["red"], "gold_ids": ["p1"], "type": "chain", "hops": 1}]
 DEV = [{"id": "q2", "question": "What do hens lay?", "answers": ["eggs", "an egg"]}]
@@ -111,6 +112,7 @@ def question(**changes: object) -> dict:
 @pytest.mark.parametrize(
     ("second", "said"),
     [
+        (question(gold_id=["p1"]), "unknown field 'gold_id'; did you mean 'gold_ids'?"),
         (question(question=None), "missing field 'question'"),
         (question(answers=None), "missing field 'answers'"),
         (question(id=None), "missing field 'id'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import re
 import sys
@@ -17,7 +18,7 @@ import pytest
 from bm25s.stopwords import STOPWORDS_EN
 
 from r3flow.environment import Environment
-from r3flow.errors import ConfigError, DataError
+from r3flow.errors import ConfigError, DataError, IndexMismatchError
 from r3flow.params import load
 from r3flow.protocol import PROTOCOLS
 from r3flow.retrieval.bm25 import BM25Retriever, build_bm25
@@ -27,7 +28,7 @@ from r3flow.trajectory import Hit, Passage
 
 ROOT = Path(__file__).parents[2]
 PARAMS = load(ROOT / "params.yaml")
-HOTPOTQA = ROOT.parent / "shared" / "data" / "hotpotqa"
+HOTPOTQA = Path(os.environ.get("R3FLOW_SHARED_DATA", ROOT.parent / "shared" / "data")) / "hotpotqa"
 
 
 def passages(count: int = 400, seed: int = 0, vocabulary: int = 150) -> list[Passage]:
@@ -179,6 +180,7 @@ class _FakeModel:
     """Stands in for a sentence-transformers model: a vector of letter counts. Keeps what it was given."""
 
     seen: list[str] = []  # noqa: RUF012
+    letters = "abcdefgh"
 
     def __init__(self, name: str, **options: object) -> None:
         if name == "absent":
@@ -187,7 +189,7 @@ class _FakeModel:
 
     def encode(self, texts: list[str], **_: object) -> np.ndarray:
         type(self).seen += texts
-        return np.array([[1 + text.count(letter) for letter in "abcdefgh"] for text in texts], np.float32)
+        return np.array([[1 + text.count(letter) for letter in self.letters] for text in texts], np.float32)
 
 
 def test_a_sentence_encoder_gets_its_prefixes_and_runs_no_foreign_code(tmp_path, monkeypatch):
@@ -197,12 +199,21 @@ def test_a_sentence_encoder_gets_its_prefixes_and_runs_no_foreign_code(tmp_path,
     assert build_dense(corpus, tmp_path, "someone/e5-tiny", 99, seed=1) == 8
     retriever = DenseRetriever(corpus, tmp_path, "someone/e5-tiny")
     assert places(retriever.search(["hedge"], 1)[0]) == [1]
-    assert _FakeModel.seen == ["passage: Bad\nabba", "passage: Egg\nhedge", "query: a probe", "query: hedge"]
+    assert _FakeModel.seen == ["passage: Bad\nabba", "passage: Egg\nhedge", "passage: Bad\nabba", "query: hedge"]
     assert SentenceEncoder("someone/plain").prefixes == ("", "")
     options = SentenceEncoder("someone/plain").model.options
     assert options["trust_remote_code"] is False and options["model_kwargs"]["use_safetensors"] is True
     with pytest.raises(ConfigError, match=r"index.encoder: 'absent' cannot be loaded: absent is not a local folder$"):
         SentenceEncoder("absent")
+
+
+def test_a_model_whose_weights_changed_under_its_name_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", types.SimpleNamespace(SentenceTransformer=_FakeModel))
+    corpus = [Passage("0", "Bad", "abba"), Passage("1", "Egg", "hedge")]
+    build_dense(corpus, tmp_path, "someone/plain", 99, seed=1)
+    monkeypatch.setattr(_FakeModel, "letters", "hgfedcba")
+    with pytest.raises(IndexMismatchError, match="'someone/plain' encodes the first passage otherwise than when this was built"):
+        DenseRetriever(corpus, tmp_path, "someone/plain")
 
 
 def test_a_sentence_encoder_without_its_package_says_what_to_install(monkeypatch):
