@@ -181,7 +181,7 @@ def row(title: str, unit: str, ours: float, theirs: float, ratio: float | None =
     shown = "" if ratio is None else f"{ratio:8.2f}"
     if ratio is not None and target is not None:
         shown += f"  (wanted {target:g}: {'met' if ratio >= target else 'MISSED'})"
-    print(f"{title:30}{unit:18}{ours:12.2f}{theirs:16.2f}{shown}", flush=True)
+    print(f"{title:32}{unit:18}{ours:12.2f}{theirs:16.2f}{shown}", flush=True)
 
 
 def main() -> int:
@@ -200,14 +200,14 @@ def main() -> int:
     bench.batched(count=4)
     bench.one_at_a_time(count=2)
     print(f"{arguments.policy}, greedy, {arguments.threads} thread(s); retrieval and an empty judge's ledger on both sides")
-    print(f"{'':48}{'batched':>12}{'one at a time':>16}{'ratio':>8}", flush=True)
+    print(f"{'':50}{'batched':>12}{'one at a time':>16}{'ratio':>8}", flush=True)
     met = [
         bench.compare_batching("rollouts", judging=False, target=BATCHING_TARGET),
         bench.compare_batching("rollouts and judge", judging=True, target=BATCHING_TARGET),
     ]
     # for comparison: the fastest loop for one question at a time that we could think of
     bench.compare_batching("rollouts and judge, cache kept", judging=True, keep_cache=True)
-    print(f"{'':48}{'r3flow':>12}{'generate':>16}{'ratio':>8}", flush=True)
+    print(f"{'':50}{'r3flow':>12}{'generate':>16}{'ratio':>8}", flush=True)
     met.append(bench.compare_generate())
     return 0 if all(met) else 1
 
