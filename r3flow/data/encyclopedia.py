@@ -20,8 +20,8 @@ RELATIONS: dict[Kind, dict[str, Kind | None]] = {
 }
 """The relations of a kind of entity and the kind of their objects; None is a year."""
 
-BIRTH_YEARS = range(1880, 1980)
-RELEASE_YEARS = range(1920, 2020)
+BIRTH_YEARS = range(1900, 1970)
+RELEASE_YEARS = range(1930, 2000)
 
 OCCUPATIONS = "architect chemist dancer engineer journalist lawyer novelist painter physician pilot sculptor teacher".split()
 GENRES = "adventure comedy crime drama fantasy historical horror musical mystery romance thriller war".split()
@@ -88,7 +88,10 @@ def state(relation: str, subject: str, value: str) -> str:
 
 
 def compare(earlier: bool, a: str, year_a: str, b: str, year_b: str) -> str:
-    """The statement that settles a comparison of two years, e.g. "Red Rose: 1921. Old Gate: 1950. 1921 is earlier than 1950."."""
-    first_wins = (int(year_a) < int(year_b)) == earlier
-    low, high = (year_a, year_b) if first_wins else (year_b, year_a)
-    return f"{a}: {year_a}. {b}: {year_b}. {low} is {'earlier' if earlier else 'later'} than {high}."
+    """The statements that settle a comparison of two years, in steps that a small model can take one by one.
+
+    For example "1921: Red Rose. 1950: Old Gate. earlier 1921: Red Rose. later 1950: Old Gate. The later is Old Gate."
+    """
+    (low, first), (high, last) = sorted([(year_a, a), (year_b, b)])
+    order = f"earlier {low}: {first}. later {high}: {last}."
+    return f"{year_a}: {a}. {year_b}: {b}. {order} The {'earlier' if earlier else 'later'} is {first if earlier else last}."

@@ -27,11 +27,6 @@ def _documents(items: list[tuple[Kind, str, dict[str, str]]], rng: random.Random
     return " " + " ".join(pages) + "\n"
 
 
-def _years(rng: random.Random) -> str:
-    a, b = rng.sample(range(BIRTH_YEARS[0], RELEASE_YEARS[-1] + 1), 2)
-    return f"{a} is {'earlier' if a < b else 'later'} than {b}."
-
-
 def reading_task(rng: random.Random, documents: int) -> tuple[str, str]:
     """(context, statements): passages, and facts that they state in other words."""
     items: list[tuple[Kind, str, dict[str, str]]] = []
@@ -70,14 +65,19 @@ def comparison_task(rng: random.Random) -> tuple[str, str]:
     return context, " " + " ".join(parts)
 
 
-def naming_task(rng: random.Random) -> tuple[str, str]:
-    """(context, statements): the order of two names in a line, and the order of years."""
-    kind: Kind = rng.choice(KINDS)
-    a, b = draw(kind, rng, "pretraining"), draw(kind, rng, "pretraining")
-    parts = [f"The first is {a}.", f"The second is {b}."]
-    if rng.random() < 0.5:
-        parts.reverse()
-    return f" Which is {rng.choice(('earlier', 'later'))}, {a} or {b}?\n", " " + " ".join(parts + [_years(rng) for _ in range(6)])
+def ordering_task(rng: random.Random) -> tuple[str, str]:
+    """(context, statements): which of two names stands first in a line, and which of two years is the earlier."""
+    statements = []
+    for _ in range(3):
+        kind: Kind = rng.choice(KINDS)
+        a, b = draw(kind, rng, "pretraining"), draw(kind, rng, "pretraining")
+        one, two = rng.sample(range(BIRTH_YEARS[0], RELEASE_YEARS[-1] + 1), 2)
+        earlier = rng.random() < 0.5
+        context = f" Which is {'earlier' if earlier else 'later'}, {a} or {b}?\n"
+        statements.append(compare(earlier, a, str(one), b, str(two)))
+    # the line asks for the last pair, which is compared first; the others are there for the order of years
+    statements = [f"The first is {a}. The second is {b}.", statements[2], *statements[:2]]
+    return context, " " + " ".join(statements)
 
 
 def pretraining_sample(rng: random.Random, *, easy: bool = False) -> tuple[str, str]:
@@ -85,6 +85,6 @@ def pretraining_sample(rng: random.Random, *, easy: bool = False) -> tuple[str, 
     if easy:
         return reading_task(rng, 1)
     kind = rng.random()
-    if kind < 0.55:
+    if kind < 0.5:
         return reading_task(rng, rng.choice((1, 2, 2, 3)))
-    return comparison_task(rng) if kind < 0.85 else naming_task(rng)
+    return comparison_task(rng) if kind < 0.75 else ordering_task(rng)

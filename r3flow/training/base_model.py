@@ -24,7 +24,7 @@ from r3flow.params import World as WorldParams
 from r3flow.protocol import r3rag
 from r3flow.simulated.mind import phrases
 
-STEPS, BATCH, EASY_STEPS, SEED = 1300, 48, 60, 20_261
+STEPS, BATCH, EASY_STEPS, SEED = 2000, 48, 60, 20_261
 MUON_LR, ADAM_LR, CLIP, WARMUP = 0.02, 2e-3, 1.0, 0.05
 
 
@@ -39,7 +39,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     # only wordings are learned from the sample: every name part is in the vocabulary anyway, whichever half it comes from
     texts += [f" {question.question}" for question in sample.questions["train"]] + phrases()
     pieces = {piece for text in texts for piece in re.findall(r" ?[A-Za-z]+| ?\d+| ?[^\sA-Za-z\d]+", text)}
-    pieces |= {f" {word}" for word in words()} | {f" {year}" for year in range(1880, 2020)} | {str(digit) for digit in range(10)}
+    pieces |= {f" {word}" for word in words()} | {f" {year}" for year in range(1900, 2000)} | {str(digit) for digit in range(10)}
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     known = sorted({piece.replace(" ", "\u0120") for piece in pieces} - set(alphabet))
     vocabulary = {token: place for place, token in enumerate(["<pad>", "<eos>", *alphabet, *known])}
