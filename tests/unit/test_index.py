@@ -158,7 +158,7 @@ def test_vectors_of_another_dimension_or_number_are_refused(built, tmp_path):
     ):
         other = tmp_path / "other.jsonl"
         write_jsonl(other, (passage.to_json() for passage in passages(80 if changed else 79)))
-        build_index(params(**changed), other, tmp_path / "other", Silent())
+        assert build_index(params(**changed), other, tmp_path / "other", Silent())["count"] == (80 if changed else 79)
         build_index(params(), corpus, index, Silent())
         for path in [index / "dense" / "vectors.faiss", *(index / "bm25").iterdir()]:
             path.write_bytes((tmp_path / "other" / path.relative_to(index)).read_bytes())
