@@ -53,7 +53,7 @@ class Critic(torch.nn.Module):
 
 
 class HeadCritic(Critic):
-    """One linear layer on the policy's last hidden states (RECIPE: `critic: head`)."""
+    """One linear layer on the policy's last hidden states (`critic: head`)."""
 
     on_trunk = True
 
