@@ -298,7 +298,7 @@ def test_a_tokenizer_without_end_of_text_is_refused() -> None:
 def test_batched_rollouts_equal_those_of_one_question_at_a_time(keep_cache: bool) -> None:
     """The reference shares no decoding code: Hugging Face's `generate` for each step over the whole stream, or its cache in a bare loop."""
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer, 3.5).eval()  # weak enough that the model wanders off the script by itself
+    model = make_model(tokenizer, 2.7).eval()  # weak enough that the model leaves the script on half of the questions
     environment = Environment(Shelf(), PROTOCOL, PARAMS)
     rollouts = roll(tokenizer=tokenizer, model=model)
     assert len({rollout.trajectory.finish for rollout in rollouts}) > 1
