@@ -17,34 +17,13 @@ from markupsafe import Markup
 
 from r3flow.evaluation import table
 from r3flow.evaluation.browse import cards
-from r3flow.evaluation.curves import Curve, curve, tidy
+from r3flow.evaluation.curves import tidy
+from r3flow.evaluation.learning import curve_groups
 from r3flow.evaluation.results import Result
 from r3flow.evaluation.systems import SYSTEMS
 from r3flow.params import Params
 
 PAGE = Path(__file__).parent / "page"
-
-TITLES = {
-    "loss": "Loss on policy tokens",
-    "learning_rate": "Learning rate",
-    "reward": "Reward a trajectory",
-    "dev_em": "Exact match on dev, greedy",
-    "em": "Exact match of sampled rollouts",
-    "kl": "KL to the cold start",
-    "searches": "Searches a question",
-    "tokens": "Generated tokens a question",
-    "reward_outcome": "Outcome reward",
-    "reward_process": "Process reward",
-    "reward_format": "Format reward",
-    "answer_rate": "Share that answers",
-    "malformed_rate": "Share malformed",
-    "entropy": "Entropy a token",
-    "approx_kl": "Approximate KL of an update",
-    "clip_fraction": "Clipped share of tokens",
-    "explained_variance": "Explained variance of the critic",
-}
-FIRST = ("loss", "dev_em", "reward", "kl", "searches", "em", "reward_process")
-"""Columns of the curves that stand in front; the others are folded away."""
 
 FATES = {
     "match": ("accepted by match", True),
@@ -74,7 +53,7 @@ def build(inputs: Inputs) -> str:
     script = (PAGE / "page.js").read_text(encoding="utf-8")
     names = table.ordered(inputs.metrics)
     shown = cards(inputs.results, inputs.params.report.trajectories, inputs.params.reward.preset)
-    groups = _curve_groups(inputs.curves, inputs.params)
+    groups = curve_groups(inputs.curves, inputs.params)
     template = _templates().get_template("page.html")
     page = template.render(
         style=Markup((PAGE / "page.css").read_text(encoding="utf-8")),
@@ -87,7 +66,7 @@ def build(inputs: Inputs) -> str:
         unknown=sum(inputs.metrics[name]["acc_unknown"] for name in names),
         gaps=_gaps(inputs.metrics),
         groups=_question_groups(inputs.metrics),
-        has_curves=any(group["curves"] for group in groups),
+        has_curves=any(group["curves"] or group["more"] for group in groups),
         curve_groups=groups,
         teacher=_teacher(inputs),
         cards=shown,
@@ -108,7 +87,7 @@ def _templates() -> Environment:
         "span": _span,
         "signed": lambda value: _minus(table.signed(value)),
         "number": lambda value, places: "–" if value is None else f"{value:,.{places}f}",
-        "reward": lambda value: "unknown" if value is None else _minus(f"{round(value, 2) + 0.0:+.2f}"),
+        "reward": lambda value: "unknown" if value is None else _minus(f"{value:+.2f}") if abs(value) >= 0.005 else "0",
         "tone": lambda value: "" if not value else "up" if value > 0 else "down",
         "zip": lambda left, right: zip(left, right, strict=True),
         "tidy": tidy,
@@ -200,35 +179,6 @@ def _question_groups(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
         if panels:
             groups.append({"title": title, "panels": panels})
     return groups
-
-
-def _curve_groups(curves: Mapping[str, Mapping[str, Sequence[float | None]]], params: Params) -> list[dict[str, Any]]:
-    rollouts = params.ppo.prompts * params.ppo.group
-    notes = {
-        "sft": ("Cold start", "Supervised fine-tuning on accepted trajectories; prompt and retrieved tokens carry no loss."),
-        "ppo": (
-            params.ppo.algorithm.upper(),
-            f"{params.ppo.iterations} iterations of {rollouts} rollouts. The dev questions are not the held-out ones.",
-        ),
-        "control": ("Control", "More fine-tuning of the cold start on the same trajectories, for as many tokens as PPO used."),
-    }
-    groups = []
-    for stage, (title, note) in notes.items():
-        columns = curves.get(stage, {})
-        charts: dict[str, Curve] = {}
-        unit = "iteration" if stage == "ppo" else "step"
-        for name in columns:
-            drawn = None if name == "step" else curve(_title(name), unit, columns["step"], columns[name])
-            if drawn is not None:
-                charts[name] = drawn
-        front = [name for name in FIRST if name in charts]
-        rest = sorted((name for name in charts if name not in front), key=lambda name: (name not in TITLES, name))
-        groups.append({"title": title, "note": note, "curves": [charts[name] for name in front], "more": [charts[name] for name in rest]})
-    return groups
-
-
-def _title(column: str) -> str:
-    return TITLES.get(column) or column.replace("_", " ").replace("/", ", ").capitalize()
 
 
 def _teacher(inputs: Inputs) -> dict[str, Any] | None:

@@ -75,10 +75,14 @@ def test_no_result_is_an_error() -> None:
 
 def test_paired_comparison_goes_by_question_and_not_by_order() -> None:
     ours = [result(1), result(2), result(3, "x")]
-    theirs = [result(3), result(2, "x"), result(1)]
+    theirs = [result(3, "x"), result(2), result(1)]
     got = compare(ours, theirs, resamples=200, seed=1)
-    assert got["n"] == 3 and got["em"] == 0.0
-    assert (got["only_ours_right"], got["only_theirs_right"]) == (1, 1)
+    assert (got["n"], got["em"], got["em_ci95"]) == (3, 0.0, [0.0, 0.0])
+    assert (got["only_ours_right"], got["only_theirs_right"]) == (0, 0)
+    theirs = [result(3), result(1, "x"), result(2, "x")]
+    got = compare(ours, theirs, resamples=200, seed=1)
+    assert got["em"] == pytest.approx(1 / 3, abs=1e-6)
+    assert (got["only_ours_right"], got["only_theirs_right"]) == (2, 1)
     with pytest.raises(DataError, match="different questions"):
         compare(ours, theirs[:2], resamples=200, seed=1)
 

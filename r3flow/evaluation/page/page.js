@@ -117,4 +117,5 @@ for (const figure of document.querySelectorAll(".chart")) {
     tip.style.top = `${place.top - tip.offsetHeight - 8}px`;
   });
   svg.addEventListener("pointerleave", clear);
+  window.addEventListener("scroll", clear, { passive: true });
 }
