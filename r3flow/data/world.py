@@ -105,11 +105,11 @@ BRIDGES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 )
 # Type, hops, share of the questions.
 MIX: tuple[tuple[str, int, float], ...] = (
-    ("compositional", 2, 0.30),
+    ("compositional", 2, 0.38),
     ("compositional", 3, 0.22),
-    ("compositional", 4, 0.12),
+    ("compositional", 4, 0.08),
     ("comparison", 2, 0.18),
-    ("bridge_comparison", 4, 0.18),
+    ("bridge_comparison", 4, 0.14),
 )
 
 _ASK: dict[str, tuple[str, ...]] = {
