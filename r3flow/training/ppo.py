@@ -1,4 +1,4 @@
-"""PPO (Schulman et al. 2017) with R3-RAG's credit: per-step rewards, a critic whose head is fitted to the first batch, masked GAE."""
+"""PPO (Schulman et al. 2017) with R3-RAG's credit: per-step rewards, a critic, masked GAE."""
 
 from __future__ import annotations
 
@@ -20,15 +20,9 @@ class PPOTrainer(SearchRolloutTrainer):
             rewards = rewards - settings.kl_coefficient * losses.k1(batch.old, batch.reference)
         cut = batch.step_end if settings.credit == "step" else torch.zeros_like(batch.step_end)
         mask = batch.padded(torch.ones_like(batch.step_end))
-        rows, cuts = batch.padded(rewards), batch.padded(cut)
-        if self.critic is not None and batch.features is not None:
-            # with values of 0 and lambda 1 the returns are the plain discounted sums
-            _, sums = gae(rows, torch.zeros_like(rows), mask, cuts, settings.gamma, 1.0)
-            self.critic.fit_head(batch.features, sums[mask])
-            with torch.no_grad():
-                batch.values = self.critic.head(batch.features.to(self.args.device)).squeeze(-1).cpu()
-            batch.features = None
-        advantages, returns = gae(rows, batch.padded(batch.values), mask, cuts, settings.gamma, settings.lam)
+        advantages, returns = gae(
+            batch.padded(rewards), batch.padded(batch.values), mask, batch.padded(cut), settings.gamma, settings.lam
+        )  # fmt: skip
         batch.advantages, batch.returns = whiten(advantages[mask]), returns[mask]
         variance = batch.returns.var(correction=0)
         explained = 1 - (batch.returns - batch.values).var(correction=0) / variance if variance > 0 else torch.zeros(())

@@ -103,39 +103,6 @@ def test_critic_warmup_keeps_the_value_loss_off_the_trunk(tmp_path):
         assert trainer.critic.head.weight.grad.any()
 
 
-@pytest.mark.parametrize("credit", ["trajectory", "step"])
-@pytest.mark.parametrize("critic", ["head", "model"])
-def test_the_critics_head_is_fitted_to_the_first_batch_and_to_no_other(tmp_path, credit, critic):
-    """The best linear prediction of what each token still earned, by numpy's own solver; the second iteration keeps what was learned."""
-    trainer, batch, rollouts = ready(tmp_path, credit=credit, critic=critic, gamma=0.9)
-    states, earned = [], []
-    for row, rollout in enumerate(rollouts):
-        ids = torch.tensor([rollout.prompt_ids + rollout.completion_ids])
-        trunk = trainer.model.base_model if critic == "head" else trainer.critic.trunk
-        with torch.no_grad():
-            hidden = trunk(input_ids=ids).last_hidden_state[0].numpy()
-        places = [place for place, own in enumerate(rollout.mask) if own]
-        rewards = batch.rewards[batch.offsets[row] : batch.offsets[row + 1]].tolist()
-        for at, place in enumerate(places):
-            states.append([*hidden[len(rollout.prompt_ids) + place - 1], 1.0])
-            last = (
-                len(places) if credit == "trajectory" else next(n for n, p in enumerate(places) if p in rollout.step_ends and n >= at) + 1
-            )
-            earned.append(sum(0.9 ** (later - at) * rewards[later] for later in range(at, last)))
-    x, y = np.array(states, float), np.array(earned)
-    centred = x[:, :-1] - x[:, :-1].mean(0)
-    penalty = np.sqrt(1e-2 * np.mean(np.sum(centred**2, 0)))
-    size = centred.shape[1]
-    weight = np.linalg.lstsq(np.vstack([centred, penalty * np.eye(size)]), np.concatenate([y - y.mean(), np.zeros(size)]), rcond=None)[0]
-    assert batch.values.tolist() == pytest.approx((centred @ weight + y.mean()).tolist(), abs=1e-3)
-    assert batch.features is None
-    before = trainer.critic.head.weight.clone()
-    trainer.state.global_step = trainer.updates
-    trainer._read_models(batch)
-    trainer.assign_credit(batch)
-    assert torch.equal(before, trainer.critic.head.weight)
-
-
 def test_loss_is_the_reference_and_chunks_do_not_change_it(tmp_path, monkeypatch):
     """The whole PPO loss of a minibatch, against a plain forward pass over one sequence after another."""
     trainer, batch, rollouts = ready(tmp_path, kl="loss", kl_coefficient=0.3, temperature=0.7, value_clip=0.2, value_coefficient=0.5)
