@@ -1,6 +1,6 @@
 """The pipeline as a Prefect flow: every DVC stage is a task named after it.
 
-    python -m flows.pipeline [--parallel 2] [--retries 2]
+    python -m flows.pipeline [--parallel N] [--retries N] [--retry-delay S]
 
 runs it at once, with the server that PREFECT_API_URL names or without any. `make ui` serves it as a deployment. What is up to date
 is DVC's business, so Prefect's own caching is off; a stage that DVC skips or restores ends in a state named Cached. A deployment takes
@@ -101,13 +101,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.pipeline", description="Run the whole pipeline once.")
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="stages at once that do not need each other (default 1)")
     parser.add_argument("--retries", type=int, default=2, metavar="N", help="tries again where a stage says that it can help (default 2)")
+    parser.add_argument("--retry-delay", type=int, default=60, metavar="S", help="seconds before such a try (default 60)")
     arguments = parser.parse_args()
     try:
         check_params()  # before a server is started
     except CommandFailedError as error:
         print(error, file=sys.stderr)
         return 1
-    state = pipeline.with_options(task_runner=_workers(arguments.parallel))(retries=arguments.retries, return_state=True)
+    state = pipeline.with_options(task_runner=_workers(arguments.parallel))(
+        retries=arguments.retries, retry_delay_s=arguments.retry_delay, return_state=True
+    )
     if state.is_completed():
         return 0
     with suppress(BaseException):

@@ -175,16 +175,17 @@ class Sync:
 
     def _cached(self, parent: Run, entry: LockedStage) -> None:
         """A child for a stage that did not run, linked to the run that did; made once."""
-        makers = [run for run in self._store.find("r3flow.work", entry.digest) if run.data.tags.get("r3flow.cached") != "true"]
         key = f"{parent.info.run_id}/{entry.address}"
-        if self._store.find("r3flow.journal", key):
+        found = self._store.find("r3flow.journal", key)
+        if found and found[0].info.status == "FINISHED":
             return
+        makers = [run for run in self._store.find("r3flow.work", entry.digest) if run.data.tags.get("r3flow.cached") != "true"]
         maker = makers[-1].info.run_id if makers else "unknown"
-        tags = {"r3flow.journal": key, "r3flow.stage": entry.address, "r3flow.cached": "true", "r3flow.made_by": maker}
         now = time.time()
-        run = self._store.create(f"{entry.address} (cached)", now, {**tags, **_hash_tags(entry)}, parent.info.run_id)
+        tags = {"r3flow.journal": key, "r3flow.stage": entry.address, "r3flow.cached": "true", "r3flow.made_by": maker}
+        run = found[0] if found else self._store.create(f"{entry.address} (cached)", now, tags, parent.info.run_id)
         results = [(name, value, now, 0) for name, value in flat_results(self._results({entry.address: entry})).items()]
-        self._store.log(run, metrics=results, params=flat_params(entry.params))
+        self._store.log(run, metrics=results, params=flat_params(entry.params), tags=_hash_tags(entry))
         self._store.end(run, "FINISHED", now)
 
     def _results(self, good: Mapping[str, LockedStage]) -> dict[str, Any]:

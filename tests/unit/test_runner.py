@@ -1,0 +1,120 @@
+"""What every stage does around its work, through the real entry point: `python toy.py a`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from r3flow.params import load
+from r3flow.workdir import Stage
+from stages._runner import narrow
+from tests.toy_project import ROOT, make_toy, python, toy_environment
+
+
+@pytest.fixture
+def toy(tmp_path):
+    return make_toy(tmp_path)
+
+
+def failure(toy, address="a"):
+    return json.loads((toy / ".work" / address / "failure.json").read_text())
+
+
+def events(toy, address="a"):
+    return [json.loads(line) for path in (toy / ".work/tracking").glob(f"*/{address}.*.jsonl") for line in path.read_text().splitlines()]
+
+
+def test_a_good_run_leaves_outputs_and_a_journal(toy):
+    done = python(toy, "toy.py", "a")
+    assert done.returncode == 0, done.stderr
+    assert (toy / "a.txt").read_text() == "1 one" and not (toy / ".work/a/failure.json").exists()
+    kinds = [event["event"] for event in events(toy)]
+    assert kinds == ["start", "metrics", "metrics", "metrics", "costs", "end"]
+    assert events(toy)[-1]["status"] == "FINISHED" and events(toy)[-1]["results"]["metrics/a.json"]["count"] == 3
+    assert events(toy)[0]["params"] == {"seed": 1, "report": {"trajectories": 40}}
+    assert "a: 3/3  loss 0.33" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wish", "kind", "retryable", "message"),
+    [
+        ("down once", "endpoint", True, "the endpoint does not answer"),
+        ("bad data", "data", False, "corpus.jsonl:3: not valid JSON"),
+        ("unlisted", "config", False, "reads params section 'ppo', which dvc.yaml does not list"),
+        ("crash", "crash", False, "ZeroDivisionError: oops"),
+    ],
+)
+def test_a_failure_is_one_line_and_leaves_its_kind(toy, wish, kind, retryable, message):
+    (toy / "wish-a.txt").write_text(wish)
+    done = python(toy, "toy.py", "a")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: ") and message in done.stderr.splitlines()[-1]
+    assert ("Traceback" in done.stderr) == (kind == "crash")
+    left = failure(toy)
+    assert (left["stage"], left["kind"], left["retryable"]) == ("a", kind, retryable) and message in left["message"]
+    assert not (toy / "a.txt").exists() and events(toy)[-1]["status"] == "FAILED"
+    (toy / "wish-a.txt").unlink(missing_ok=True)
+    assert python(toy, "toy.py", "a").returncode == 0 and not (toy / ".work/a/failure.json").exists()
+
+
+def test_bad_params_are_refused_before_anything_is_touched(toy):
+    (toy / "params.yaml").write_text((ROOT / "params.yaml").read_text().replace("report:", "reprot:"))
+    (toy / "a.txt").write_text("old")
+    done = python(toy, "toy.py", "a")
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "did you mean 'report'?" in done.stderr
+    assert failure(toy)["kind"] == "config" and (toy / "a.txt").read_text() == "old" and not (toy / ".work/run.lock").exists()
+
+
+@pytest.mark.parametrize("wish", ["0", "two", ""])
+def test_a_bad_number_of_threads_is_refused(toy, wish):
+    done = python(toy, "toy.py", "a", R3FLOW_THREADS=wish)
+    assert done.returncode == 1 and "R3FLOW_THREADS: expected a whole number from 1" in done.stderr
+
+
+def start_sleeper(toy):
+    (toy / "wish-a.txt").write_text("sleep")
+    process = subprocess.Popen([sys.executable, "toy.py", "a"], cwd=toy, env=toy_environment(toy), stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (toy / "pids.txt").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    return process
+
+
+def test_a_second_run_at_once_is_refused_in_one_line(toy):
+    process = start_sleeper(toy)
+    try:
+        for address, arguments in (("a", ["a"]), ("b@x", ["b", "--system", "x"])):
+            done = python(toy, "toy.py", *arguments)
+            assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+            assert f"another run works in {toy} (by hand, process {process.pid})" in done.stderr
+            assert failure(toy, address)["retryable"] is True
+    finally:
+        for pid in map(int, (toy / "pids.txt").read_text().split()):
+            psutil.Process(pid).kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stage_that_is_stopped_says_so(toy, number):
+    process = start_sleeper(toy)
+    child = int((toy / "pids.txt").read_text().split()[1])
+    os.kill(process.pid, number)
+    process.wait(timeout=30)
+    psutil.Process(child).kill()
+    process.communicate()
+    assert process.returncode != 0 and failure(toy)["kind"] == "interrupted" and events(toy)[-1]["status"] == "KILLED"
+
+
+def test_narrowed_params_hold_the_listed_sections_alone():
+    stage = Stage("x", (), {"seed": 1, "ppo.clip": 0.2}, ())
+    params = narrow(load(ROOT / "params.yaml"), stage)
+    assert params.seed == 1 and params.ppo.gamma == 1.0
+    with pytest.raises(Exception, match="section 'sft'"):
+        _ = params.sft
+    with pytest.raises(AttributeError):
+        _ = params.nonsense
