@@ -42,10 +42,12 @@ def group_advantages(returns: torch.Tensor, groups: torch.Tensor, epsilon: float
     `returns`, `groups` (B,); a group is named by any whole number. Returns (advantages (B,), whether the group has another member (B,)):
     a trajectory that is alone has nothing to be compared with and must not be learned from.
     """
+    # in double precision: in single, a group of equal returns has a rounding error that the small epsilon makes an advantage of
+    given, returns = returns.dtype, returns.double()
     names, inverse, counts = torch.unique(groups, return_inverse=True, return_counts=True)
     sums = torch.zeros(len(names), dtype=returns.dtype).index_add_(0, inverse, returns)
     centred = returns - (sums / counts)[inverse]
     squares = torch.zeros(len(names), dtype=returns.dtype).index_add_(0, inverse, centred.square())
     # as TRL and the paper's code have it: the deviation of a sample
     deviation = (squares / (counts - 1).clamp(min=1)).sqrt()
-    return centred / (deviation[inverse] + epsilon), (counts > 1)[inverse]
+    return (centred / (deviation[inverse] + epsilon)).to(given), (counts > 1)[inverse]

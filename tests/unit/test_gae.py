@@ -99,6 +99,11 @@ def test_group_advantages_against_a_loop(items):
         assert bool(compared[place]) == (len(members) > 1)
 
 
+def test_a_group_of_equal_returns_has_nothing_to_learn():
+    advantages, _ = group_advantages(torch.full((3,), 2.763701915740967), torch.zeros(3, dtype=torch.long))
+    assert advantages.abs().max() < 1e-6
+
+
 TOKEN = st.tuples(NUMBER, NUMBER, NUMBER)
 
 
