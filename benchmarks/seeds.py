@@ -36,7 +36,12 @@ def run_seed(seed: int) -> None:
     subprocess.run([sys.executable, "-m", "dvc", "repro"], cwd=folder, check=True, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    result = {"seed": seed, "wall_s": round(time.time() - wall), "cpu_s": round(cpu), "systems": read_json(folder / "metrics/evaluate.json")}
+    result = {
+        "seed": seed,
+        "wall_s": round(time.time() - wall),
+        "cpu_s": round(cpu),
+        "systems": read_json(folder / "metrics/evaluate.json"),
+    }
     write_json(RESULTS / f"seed-{seed}.json", result)
     shutil.copytree(folder / "plots", RESULTS / f"plots-{seed}", dirs_exist_ok=True)
 
@@ -51,16 +56,26 @@ def table(seeds: list[int]) -> str:
     """Two Markdown tables: EM of each system by seed; searches, tokens, recall and format validity, means over the seeds."""
     results = [read_json(RESULTS / f"seed-{seed}.json") for seed in seeds]
     count = results[0]["systems"]["ppo"]["n"]
-    lines = [f"| EM, {count} held-out questions | " + " | ".join(f"seed {r['seed']}" for r in results) + " |", "|---|" + "---|" * len(results)]
+    lines = [
+        f"| EM, {count} held-out questions | " + " | ".join(f"seed {r['seed']}" for r in results) + " |",
+        "|---|" + "---|" * len(results),
+    ]
     lines += [f"| {name} | " + " | ".join(cell(r["systems"][name]) for r in results) + " |" for name in SYSTEMS]
-    lines += ["", "| mean over seeds | searches | tokens | tokens a right answer | gold recall | format valid |", "|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| mean over seeds | searches | tokens | tokens a right answer | gold recall | format valid |",
+        "|---|---|---|---|---|---|",
+    ]
     for name in SYSTEMS:
         values = []
         for key, digits in (("searches", 2), ("tokens", 1), ("tokens_per_right", 0), ("gold_recall", 3), ("format_valid", 3)):
             found = [r["systems"][name][key] for r in results if r["systems"][name][key] is not None]
             values.append(f"{sum(found) / len(found):.{digits}f}" if found else "-")
         lines.append(f"| {name} | " + " | ".join(values) + " |")
-    lines += ["", "Cost: " + "; ".join(f"seed {r['seed']}: {r['wall_s'] / 60:.1f} min wall, {r['cpu_s'] / 60:.1f} CPU-min" for r in results) + "."]
+    lines += [
+        "",
+        "Cost: " + "; ".join(f"seed {r['seed']}: {r['wall_s'] / 60:.1f} min wall, {r['cpu_s'] / 60:.1f} CPU-min" for r in results) + ".",
+    ]
     return "\n".join(lines)
 
 

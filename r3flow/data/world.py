@@ -151,7 +151,8 @@ class _Split:
         for kind in KINDS:
             for name in names[kind]:
                 self.facts[name] = {
-                    relation: spouse[name] if relation == "spouse" else self._value(kind, target) for relation, target in RELATIONS[kind].items()
+                    relation: spouse[name] if relation == "spouse" else self._value(kind, target)
+                    for relation, target in RELATIONS[kind].items()
                 }
 
     def _value(self, kind: Kind, target: Kind | None) -> str:
@@ -201,7 +202,9 @@ def generate_world(seed: int, params: WorldParams) -> World:
             wanted = max(4, round(passages * SHARES[kind])) // 2 * 2
             names[kind] = [name for name, _ in zip(pools[kind], range(wanted), strict=False)]
             if len(names[kind]) < wanted:
-                raise ConfigError(f"params.yaml: prepare.world.passages: {params.passages} needs more {kind} names than there are; lower it")
+                raise ConfigError(
+                    f"params.yaml: prepare.world.passages: {params.passages} needs more {kind} names than there are; lower it"
+                )
         entities = _Split(names, rng)
         for kind in KINDS:
             pages += [(name, word_passage(kind, name, entities.facts[name], rng)) for name in names[kind]]
@@ -230,7 +233,9 @@ def _draw_questions(entities: _Split, count: int, rng: random.Random, split: str
                 items[text] = (text, plan, kind)
                 wanted -= 1
         if wanted:
-            raise ConfigError(f"params.yaml: prepare.world: {split}_questions needs more passages; raise prepare.world.passages or lower it")
+            raise ConfigError(
+                f"params.yaml: prepare.world: {split}_questions needs more passages; raise prepare.world.passages or lower it"
+            )
     while len(items) < count:
         text, plan = entities.draw("compositional", 2)
         items.setdefault(text, (text, plan, "compositional"))

@@ -121,7 +121,9 @@ class Mind:
         """Right if the prediction is a gold answer, or holds one as a whole phrase and is not much longer."""
         prediction = " ".join(_field(prompt, "Prediction:").lower().rstrip(".").split())
         golds = [" ".join(gold.lower().split()) for gold in _listed(prompt, "Gold answers:")]
-        right = any(re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", prediction) and len(prediction.split()) <= len(gold.split()) + 3 for gold in golds)
+        right = any(
+            re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", prediction) and len(prediction.split()) <= len(gold.split()) + 3 for gold in golds
+        )
         return json.dumps({"correct": right})
 
     def judge_relevance(self, prompt: str) -> str:

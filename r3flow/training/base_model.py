@@ -49,7 +49,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     headings = [f"\n{text}" for text in (r3rag.ANALYSIS, r3rag.QUERY, r3rag.DOCUMENTS, r3rag.ANSWER)] + [r3rag.QUESTION]
     headings += [f"Step {number}:" for number in range(1, 11)]
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in headings])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", model_max_length=2048, clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", model_max_length=2048, clean_up_tokenization_spaces=False
+    )
 
 
 def build_model(vocabulary: int) -> LlamaForCausalLM:
@@ -150,7 +152,8 @@ def train(out: Path, steps: int) -> None:
         losses.append(loss.item())
         if (step + 1) % 50 == 0:
             mean = sum(losses[-50:]) / 50
-            print(f"step {step + 1}/{steps} loss {mean:.3f} tokens {tokens} wall {time.time() - wall:.0f}s cpu {time.process_time() - cpu:.0f}s", flush=True)
+            spent = f"wall {time.time() - wall:.0f}s cpu {time.process_time() - cpu:.0f}s"
+            print(f"step {step + 1}/{steps} loss {mean:.3f} tokens {tokens} {spent}", flush=True)
             if (step + 1) % 200 == 0:
                 save(model, tokenizer, out, step + 1, tokens, mean)
 

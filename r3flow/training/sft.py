@@ -170,7 +170,8 @@ def train_sft(
     # the loss is logged at every step: a mean over several would restart at a resume and give another curve
     config = SFTConfig(
         output_dir=str(work_dir / "checkpoints"), num_train_epochs=1, max_steps=steps, per_device_train_batch_size=schedule.batch_size,
-        learning_rate=schedule.learning_rate, lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": schedule.final_factor},
+        learning_rate=schedule.learning_rate, lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": schedule.final_factor},
         warmup_steps=max(1, round(schedule.warmup_ratio * steps)), weight_decay=schedule.weight_decay,
         max_grad_norm=schedule.max_grad_norm, adam_beta2=0.95, optim="adamw_torch", train_sampling_strategy="sequential",
         save_strategy="steps", save_steps=schedule.save_steps, save_total_limit=2, logging_steps=1, report_to=[], disable_tqdm=True,
@@ -193,7 +194,8 @@ def train_sft(
     tail = [entry["loss"] for entry in rows[-max(1, len(rows) // 10) :]]
     metrics = {
         "trajectories": len(encoded), "left_out_too_long": len(trajectories) - len(encoded), "steps": steps, "samples": len(order),
-        "train_tokens": sum(lengths[place] for place in order), "loss_first": round(rows[0]["loss"], 5), "loss": round(sum(tail) / len(tail), 5),
+        "train_tokens": sum(lengths[place] for place in order), "loss_first": round(rows[0]["loss"], 5),
+        "loss": round(sum(tail) / len(tail), 5),
     }  # fmt: skip
     return metrics, text.getvalue()
 
@@ -220,7 +222,9 @@ def cold_start_schedule(params: Params) -> Schedule:
 def control_schedule(params: Params, tokens: int) -> Schedule:
     """The `control` section over at most `tokens` training tokens (what PPO used); as many epochs as that takes."""
     s = params.sft
-    return Schedule(1000, s.batch_size, params.control.learning_rate, s.warmup_ratio, 0.02, s.weight_decay, s.max_grad_norm, s.save_steps, tokens)
+    return Schedule(
+        1000, s.batch_size, params.control.learning_rate, s.warmup_ratio, 0.02, s.weight_decay, s.max_grad_norm, s.save_steps, tokens
+    )
 
 
 def ppo_tokens(path: str | Path = "metrics/ppo.json") -> int:

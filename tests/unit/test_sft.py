@@ -26,7 +26,10 @@ SCHEDULE = Schedule(2, 4, 1e-3, 0.1, 0.1, 0.0, 1.0, 2)
 def trajectory(number: int) -> Trajectory:
     rng = random.Random(number)
     page = Passage(f"p{number}", "Red Rose", "Red Rose is a drama film of 1950. " * rng.randint(1, 4))
-    steps = (Step(1, "I need the director of Red Rose.", query="Red Rose director", hits=(Hit(page, 1.0),)), Step(2, "I know.", answer="1950"))
+    steps = (
+        Step(1, "I need the director of Red Rose.", query="Red Rose director", hits=(Hit(page, 1.0),)),
+        Step(2, "I know.", answer="1950"),
+    )
     return Trajectory(Question(f"q{number}", f"When was Red Rose {number} released?", ("1950",)), steps, "answered")
 
 
@@ -50,7 +53,9 @@ def test_labels_are_the_policys_tokens_and_nothing_else(base):
     sample = sample_of(encode_all([trajectory(1)], tokenizer, PARAMS)[0])
     kept = [token for token in sample["labels"] if token != -100]
     protocol = PROTOCOLS["r3rag"]
-    expected = [token for step in trajectory(1).steps for token in [*tokenizer(protocol.render_step(step))["input_ids"], tokenizer.eos_token_id]]
+    expected = [
+        token for step in trajectory(1).steps for token in [*tokenizer(protocol.render_step(step))["input_ids"], tokenizer.eos_token_id]
+    ]
     assert kept == expected and len(sample["labels"]) == len(sample["input_ids"])
     assert all(label in (-100, token) for label, token in zip(sample["labels"], sample["input_ids"], strict=True))
 

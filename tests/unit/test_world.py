@@ -62,7 +62,11 @@ def test_the_mix_of_types_is_as_stated_and_both_orders_win():
     assert sum(counts.values()) == 300
     for kind, hops, share in MIX:
         assert abs(counts[kind, hops] - 300 * share) <= 2
-    firsts = [WORLD.plans[q.question].answer == WORLD.plans[q.question].chains[0][0][0] for q in WORLD.questions["train"] if "comparison" in q.type]
+    firsts = [
+        WORLD.plans[q.question].answer == WORLD.plans[q.question].chains[0][0][0]
+        for q in WORLD.questions["train"]
+        if "comparison" in q.type
+    ]
     assert 0.35 < sum(firsts) / len(firsts) < 0.65
 
 
@@ -71,7 +75,7 @@ def test_titles_and_ids_are_unique():
 
 
 def test_too_large_a_world_is_refused_with_the_key():
-    with pytest.raises(ConfigError, match="prepare.world.passages"):
+    with pytest.raises(ConfigError, match=r"prepare\.world\.passages"):
         generate_world(1, WorldParams(train_questions=10, dev_questions=10, test_questions=10, passages=10**6))
 
 
