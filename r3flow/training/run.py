@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from r3flow.environment import Environment
 from r3flow.errors import DataError
 from r3flow.params import Params
+from r3flow.policy import load_policy
 from r3flow.progress import Reporter
 from r3flow.rollout import Rollout, generate_rollouts
 from r3flow.training.checkpoints import last_whole, save_policy
@@ -42,11 +42,8 @@ def train_ppo(
     """
     if not questions:
         raise DataError("data/prepared/train.jsonl holds no question")
-    trust = params.policy.trust_remote_code
-    tokenizer = AutoTokenizer.from_pretrained(base_dir, trust_remote_code=trust)
-    model: Any = AutoModelForCausalLM.from_pretrained(base_dir, trust_remote_code=trust, dtype=torch.float32, use_safetensors=True)
-    if torch.cuda.is_available():
-        model.to("cuda")
+    logging.disable_progress_bar()  # of every checkpoint; the stage has a progress of its own
+    model, tokenizer = load_policy(base_dir, trust_remote_code=params.policy.trust_remote_code)
 
     def rollouts(asked: Sequence[Question], temperature: float, seed: int) -> list[Rollout]:
         return generate_rollouts(model, tokenizer, environment, asked, params.protocol, temperature=temperature, seed=seed)
