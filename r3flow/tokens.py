@@ -6,12 +6,15 @@ own and appended; nothing is decoded and encoded again, so SFT, rollouts, reward
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from r3flow.errors import ConfigError
-from r3flow.protocol.base import StepProtocol, segments
+from r3flow.protocol.base import StepProtocol, folded, segments
 from r3flow.trajectory import Trajectory
+
+_BYTE = re.compile(r"<0x[0-9a-f]{2}>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,28 @@ class TokenStream:
             raise ConfigError("policy.base: its tokenizer has no end-of-text token (eos_token); a turn could never end")
         self.tokenizer, self.protocol = tokenizer, protocol
         self.eos: int = tokenizer.eos_token_id
+        special = {place for place, token in tokenizer.added_tokens_decoder.items() if token.special} | set(tokenizer.all_special_ids)
+        self._special = (special - {tokenizer.unk_token_id}) | {self.eos}
+        self._has_bytes = tokenizer.convert_tokens_to_ids("<0x0A>") not in (None, tokenizer.unk_token_id)
 
     def _plain(self, text: str) -> list[int]:
-        # special tokens that stand in the text as text ("<|im_end|>" in a passage) must stay text
+        """Text as text: a special token that is spelled out in it ("<|im_end|>" in a passage) does not become that token."""
+        if self._has_bytes and _BYTE.search("".join(folded(text))):
+            # "<0x0A>" may be a line break to a tokenizer with byte pieces, and "<0x3A>" a heading's colon
+            text = re.sub("[<\ufe64\uff1c]", r"\g<0> ", text)
+        ids = self._ids(text)
+        # a model that looks for its longest pieces (Unigram) finds special ones in spite of the option
+        return ids if self._special.isdisjoint(ids) else [part for token in ids for part in self._spelled(token)]
+
+    def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+    def _spelled(self, token: int) -> list[int]:
+        """A special token letter by letter, any other one as it is."""
+        if token not in self._special:
+            return [token]
+        letters = str(self.tokenizer.convert_ids_to_tokens(token))
+        return [part for letter in letters for part in self._ids(letter) if part not in self._special]
 
     def prompt_ids(self, question: str) -> list[int]:
         """The prompt, behind whatever the tokenizer puts before a text (a BOS, or nothing)."""

@@ -22,7 +22,7 @@ def body(stage: StageRun) -> None:
         if params.reward.process == "judge" or params.reward.outcome == "match_or_judge":
             client = stack.enter_context(connect(params, "judge"))
             stack.callback(lambda: stage.costs(client.counts.costs("judge")))
-            judge = Judge(client)
+            judge = Judge(client, params.protocol.max_document_characters)
         metrics, curve = train_ppo(params, train, dev, environment, judge, "models/ppo", stage.work, stage.reporter)
     write_text("plots/ppo.csv", curve)
     write_json("metrics/ppo.json", metrics)

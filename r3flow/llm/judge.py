@@ -42,10 +42,13 @@ class VerdictItem:
 
 
 class Judge:
-    """Asks many questions at once through one client; equal ones are asked (and paid) once."""
+    """Asks many questions at once through one client; equal ones are asked (and paid) once.
 
-    def __init__(self, client: ChatClient) -> None:
-        self._client = client
+    `max_characters` is where passages are cut for it, None for nowhere: the policy's `protocol.max_document_characters`.
+    """
+
+    def __init__(self, client: ChatClient, max_characters: int | None = None) -> None:
+        self._client, self._max_characters = client, max_characters
         self.failed = 0
         self.unreadable = 0
 
@@ -54,7 +57,7 @@ class Judge:
 
         Raises EndpointRefusedError and BudgetError.
         """
-        prompts = [wording.relevance(item.question, item.earlier, item.step) for item in items]
+        prompts = [wording.relevance(item.question, item.earlier, item.step, self._max_characters) for item in items]
         return self._ask("judge_relevance", prompts, read_relevance)
 
     def verdict(self, items: Sequence[VerdictItem]) -> list[bool | None]:

@@ -6,13 +6,14 @@ corpus or a model is put on one line of its own: it can not forge a line of the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
 from r3flow.errors import ConfigError
 from r3flow.protocol.base import squeeze
-from r3flow.trajectory import Step
+from r3flow.trajectory import Passage, Step
 
 
 @cache
@@ -29,10 +30,13 @@ def teacher(protocol: str) -> str:
     return text(f"teacher_{protocol}")
 
 
-def relevance(question: str, earlier: Sequence[Step], step: Step) -> str:
-    """The judge's user message: how much do the passages of `step` help, given what was seen before?"""
-    seen = dict.fromkeys(squeeze(hit.passage.title) for past in earlier for hit in past.hits)
-    found = [f"- {squeeze(hit.passage.title)}: {squeeze(hit.passage.text)}" for hit in step.hits]
+def relevance(question: str, earlier: Sequence[Step], step: Step, max_characters: int | None = None) -> str:
+    """The judge's user message: how much do the passages of `step` help, given what was seen before?
+
+    Passages are cut where the policy's are, so that nothing is graded that the policy was not shown.
+    """
+    seen = dict.fromkeys(_title(hit.passage) for past in earlier for hit in past.hits)
+    found = [f"- {f'{_title(hit.passage)}: {squeeze(hit.passage.text)}'[:max_characters].rstrip()}" for hit in step.hits]
     return "\n".join(
         [
             "Task: relevance",
@@ -45,6 +49,11 @@ def relevance(question: str, earlier: Sequence[Step], step: Step) -> str:
             *found,
         ]
     )
+
+
+def _title(passage: Passage) -> str:
+    """A title that ends where it seems to: ": " parts it from the text, and a title that held one could pass for another passage's."""
+    return re.sub(r" ?:(?= )", " -", squeeze(passage.title))
 
 
 def verdict(question: str, answers: Sequence[str], prediction: str) -> str:

@@ -8,13 +8,21 @@ tokenizer's end-of-text token, which is no part of the text here.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
 
 from r3flow.trajectory import InvalidStep, Passage, Step, Trajectory
 
 Role = Literal["prompt", "policy", "environment"]
+
+# halves of surrogate pairs are no characters: no tokenizer, file or endpoint takes them
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# what looks like a colon, and blanks that are letters or symbols to Unicode (the first one is SentencePiece's space)
+_LOOKS = dict.fromkeys("\u02d0\u02f8\u0589\u05c3\u0703\u0704\u16ec\u1803\u1809\u205a\u2236\ua4fd\ua789\ufe30", ":")
+_LOOKS |= dict.fromkeys("\u2581\u115f\u1160\u2800\u3164\uffa0", " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +52,25 @@ class StepProtocol(Protocol):
 
 
 def squeeze(text: str) -> str:
-    """One line: control characters and every run of white space become a single space."""
-    return re.sub(r"\s+", " ", re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", text)).strip()
+    """One line: control characters, halves of surrogate pairs and every run of white space become a single space."""
+    return re.sub(r"\s+", " ", _CONTROL.sub(" ", text)).strip()
+
+
+@lru_cache(maxsize=1 << 16)
+def fold(character: str) -> str:
+    """What is left of a character where case, width, accents and invisible marks do not count; may be empty, or several characters.
+
+    Readers and many tokenizers' normalisers make such a difference none. Look-alike letters of other scripts stay what they are.
+    """
+    if character in _LOOKS:
+        return _LOOKS[character]
+    plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).casefold())
+    return "".join(part for part in plain if unicodedata.category(part) not in ("Mn", "Me", "Cf", "Cn", "Co", "Cs"))
+
+
+def folded(text: str) -> Sequence[str]:
+    """`fold` of each character of `text`; ASCII text, the common case, holds nothing to fold but case (controls apart)."""
+    return text.lower() if text.isascii() else list(map(fold, text))
 
 
 def segments(protocol: StepProtocol, trajectory: Trajectory, max_characters: int) -> list[Segment]:

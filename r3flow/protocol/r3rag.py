@@ -18,22 +18,31 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from r3flow.protocol.base import squeeze
+from r3flow.protocol.base import folded, squeeze
 from r3flow.trajectory import InvalidStep, Passage, Step
 
 QUESTION, ANALYSIS = "The question:", "The problem analysis:"
 QUERY, DOCUMENTS, ANSWER = "The retrieval query:", "The retrieval documents:", "The final answer:"
 
-_STEP = re.compile(r"Step (\d+):[ \t]*")
-_MARKER = re.compile(
-    r"(?:step\s*\d+|the\s+(?:question|problem\s+analysis|retrieval\s+(?:query|documents)|final\s+answer))\s*[:\uff1a\ufe55\u2236]",
-    re.IGNORECASE,
-)
+_STEP = re.compile(r"Step (\d{1,9}):[ \t]*")
+# in folded text; blanks may be missing, since an invisible character may stand for one
+_MARKER = re.compile(r"(?:step\s*\d+|the\s*(?:question|problem\s*analysis|retrieval\s*(?:query|documents)|final\s*answer))\s*:")
 
 
 def neutralise(text: str) -> str:
-    """Break up every heading of this protocol in untrusted text: its colon becomes a dash. Idempotent, one line."""
-    return _MARKER.sub(lambda match: match.group()[:-1].rstrip() + " -", squeeze(text))
+    """Break up every heading of this protocol in untrusted text: its colon becomes a dash. Idempotent, one line.
+
+    A heading counts in whatever case, width and spacing, with any colon, and with invisible characters or accents in it (see `fold`): a
+    tokenizer that normalises would read it as the real one. All other text stays as it is.
+    """
+    line = squeeze(text)
+    pieces = folded(line)
+    colons = [match.end() - 1 for match in _MARKER.finditer("".join(pieces))]
+    if colons:
+        owners = [place for place, piece in enumerate(pieces) for _ in piece]
+        for place in sorted({owners[colon] for colon in colons}, reverse=True):
+            line = f"{line[:place].rstrip()} -{line[place + 1 :]}"
+    return line
 
 
 class R3RAG:

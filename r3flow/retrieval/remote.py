@@ -80,4 +80,10 @@ def _hit(item: dict[str, Any]) -> Hit:
         raise ValueError(f"field 'score' must be a finite number, got {score!r}")
     if isinstance(place, int) and not isinstance(place, bool):
         item = {**item, "id": str(place)}
-    return Hit(Passage.from_json(item), float(score))
+    passage = Passage.from_json(item)
+    return Hit(Passage(_stored(passage.id), _stored(passage.title), _stored(passage.text)), float(score))
+
+
+def _stored(text: str) -> str:
+    """JSON may spell half a surrogate pair, which no file and no tokenizer takes: a question mark in its place."""
+    return text.encode("utf-8", "replace").decode()

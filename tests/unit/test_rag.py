@@ -19,7 +19,11 @@ from r3flow.trajectory import Hit, InvalidStep, Passage, Question, Step
 class Letters:
     """A tokenizer of single characters; 0 is the end of text."""
 
-    eos_token_id, bos_token_id = 0, None
+    eos_token_id, bos_token_id, unk_token_id = 0, None, None
+    all_special_ids, added_tokens_decoder = (0,), {}  # type: ignore[var-annotated]
+
+    def convert_tokens_to_ids(self, token: str) -> None:
+        """It has no byte pieces."""
 
     def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) for letter in text]}

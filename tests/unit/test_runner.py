@@ -77,7 +77,11 @@ def test_a_bad_number_of_threads_is_refused(toy, wish):
 
 def start_sleeper(toy):
     (toy / "wish-a.txt").write_text("sleep")
-    process = subprocess.Popen([sys.executable, "toy.py", "a"], cwd=toy, env=toy_environment(toy), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "toy.py", "a"], cwd=toy, env=toy_environment(toy), stderr=subprocess.PIPE, text=True,
+        # a suite that runs in the background hands on an ignored SIGINT
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - the suite has no threads here
+    )  # fmt: skip
     deadline = time.monotonic() + 60
     while not (toy / "pids.txt").exists():
         assert time.monotonic() < deadline and process.poll() is None
