@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 for _name, _value in {
     "PREFECT_HOME": str(ROOT / ".prefect"),  # its state stays in the project
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # a cold start takes longer than the default 20 s
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "600",  # the default of 20 s is too short for a cold start
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "true",
     "DVC_NO_ANALYTICS": "true",

@@ -21,7 +21,7 @@ from flows import ROOT
 from flows.commands import environment, kill_group
 
 HOST = "127.0.0.1"
-_START_S = 180.0
+_START_S = 600.0
 LOGS = ROOT / ".work" / "ui"
 
 

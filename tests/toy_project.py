@@ -96,7 +96,8 @@ def toy_environment(folder: Path, **extra: str) -> dict[str, str]:
 
 def call(folder: Path, *command: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run a command in the toy project."""
-    return subprocess.run(command, cwd=folder, env=toy_environment(folder, **extra), capture_output=True, text=True, timeout=300, check=False)
+    environment = toy_environment(folder, **extra)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False)
 
 
 def python(folder: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:

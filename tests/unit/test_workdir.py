@@ -96,7 +96,8 @@ def test_the_lock_goes_with_its_holder(toy):
         "import os, psutil; from r3flow.workdir import *\n"
         "with run_lock(Execution.of(psutil.Process(), 'x', 'dead')): print('held', flush=True); os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=toy, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=toy, env=environment, capture_output=True, text=True)
     assert done.stdout == "held\n" and done.returncode == -9
     with run_lock(execution("two")), open(".work/run.lock") as file, pytest.raises(OSError, match="unavailable"):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
