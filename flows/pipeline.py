@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
@@ -96,6 +97,11 @@ def _show_results(logger: Any) -> None:
     create_markdown_artifact(key="results", markdown=f"# Held-out results\n\n```\n{table}\n```\n", description="Held-out results by system")
 
 
+def _leave(signum: int, frame: object) -> NoReturn:
+    """After Prefect has dealt with SIGTERM it sends it again: leave the usual way, so that its temporary server is stopped."""
+    sys.exit(128 + signum)
+
+
 def main() -> int:
     """Exit code of one run."""
     parser = argparse.ArgumentParser(prog="python -m flows.pipeline", description="Run the whole pipeline once.")
@@ -103,6 +109,7 @@ def main() -> int:
     parser.add_argument("--retries", type=int, default=2, metavar="N", help="tries again where a stage says that it can help (default 2)")
     parser.add_argument("--retry-delay", type=int, default=60, metavar="S", help="seconds before such a try (default 60)")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, _leave)
     try:
         check_params()  # before a server is started
     except CommandFailedError as error:
