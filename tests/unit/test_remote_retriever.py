@@ -159,13 +159,13 @@ def test_a_dead_port_is_named():
 
 def test_a_server_that_does_not_answer_is_left():
     def silent(handler, request):
-        time.sleep(0.6)
+        time.sleep(4)
         reply(handler, b"{}")
 
     with Server(silent, 200) as server:
         started = time.monotonic()
         assert len(retriever(server, timeout_s=0.2).search(["fox"], 3)[0]) == 3
-        assert time.monotonic() - started < 0.6
+        assert time.monotonic() - started < 4
 
 
 def test_a_server_that_drips_is_left_though_every_read_succeeds():
