@@ -13,7 +13,6 @@ import io
 import json
 import math
 import random
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +24,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from r3flow.errors import DataError
-from r3flow.files import read_json, replacing, write_json, write_text
+from r3flow.files import read_json, write_json, write_text
 from r3flow.params import Params
 from r3flow.progress import Reporter
 from r3flow.protocol import PROTOCOLS
 from r3flow.tokens import Encoded, TokenStream
+from r3flow.training.checkpoints import complete, last_whole, save_policy
 from r3flow.trajectory import Trajectory
-
-COMPLETE = "complete.json"
-"""Written last into a checkpoint; one without it was cut off while it was being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +108,7 @@ class _Watch(TrainerCallback):
         self.reporter.progress(state.global_step, state.max_steps, f"loss {self.loss:.3f}")
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE, {"step": state.global_step})
-
-
-def _last_whole(folder: Path) -> str | None:
-    """The newest checkpoint that was written to its end; the others are removed."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
-    whole = [path for path in found if (path / COMPLETE).exists()]
-    for path in found:
-        if path not in whole:
-            shutil.rmtree(path)
-    return str(whole[-1]) if whole else None
+        complete(Path(args.output_dir) / f"checkpoint-{state.global_step}", {"step": state.global_step})
 
 
 def encode_all(trajectories: Sequence[Trajectory], tokenizer: Any, params: Params) -> list[Encoded]:
@@ -184,7 +171,8 @@ def train_sft(
     for callback in ("PrinterCallback", "ProgressCallback"):
         for present in [item for item in trainer.callback_handler.callbacks if type(item).__name__ == callback]:
             trainer.remove_callback(present)
-    trainer.train(resume_from_checkpoint=_last_whole(work_dir / "checkpoints"))
+    found = last_whole(work_dir / "checkpoints")
+    trainer.train(resume_from_checkpoint=None if found is None else str(found[0]))
     save_policy(trainer.model, tokenizer, out_dir)
     rows = [entry for entry in trainer.state.log_history if "loss" in entry]
     text = io.StringIO()
@@ -198,13 +186,6 @@ def train_sft(
         "loss": round(sum(tail) / len(tail), 5),
     }  # fmt: skip
     return metrics, text.getvalue()
-
-
-def save_policy(model: Any, tokenizer: Any, out_dir: str | Path) -> None:
-    """Write a policy as a standard Hugging Face folder (safetensors and tokenizer), whole or not at all."""
-    with replacing(out_dir) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
 
 
 def write_outputs(name: str, metrics: dict[str, Any], curve: str) -> None:
