@@ -214,9 +214,9 @@ def generate_world(seed: int, params: WorldParams) -> World:
     place = {passage.title: passage.id for passage in world.passages}
     for split, items in drawn.items():
         world.questions[split] = []
-        for number, (text, plan, kind) in enumerate(items):
+        for number, (text, plan, form) in enumerate(items):
             gold = tuple(dict.fromkeys(place[hop[0]] for chain in plan.chains for hop in chain))
-            world.questions[split].append(Question(f"{split}-{number}", text, (plan.answer,), gold, kind, plan.hops))
+            world.questions[split].append(Question(f"{split}-{number}", text, (plan.answer,), gold, form, plan.hops))
             world.plans[text] = plan
     return world
 
