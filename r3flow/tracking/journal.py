@@ -20,6 +20,7 @@ from typing import Any
 
 from r3flow.errors import DataError
 from r3flow.files import read_json, write_json
+from r3flow.tracking.lockfile import snapshot
 from r3flow.workdir import WORK, Execution
 
 HOME = WORK / "tracking"
@@ -35,9 +36,8 @@ class Journal:
         self._path: Path | None = None
         try:
             folder = HOME / execution.id
-            folder.mkdir(parents=True, exist_ok=True)
             if not (folder / "execution.json").exists():
-                write_json(folder / "execution.json", asdict(execution))
+                begin(execution)
             self._path = folder / f"{address}.{len(list(folder.glob(f'{address}.*.jsonl'))) + 1}.jsonl"
         except OSError as error:
             self._warn(error)
@@ -66,12 +66,14 @@ def begin(execution: Execution) -> None:
     """Make an execution known before any of its stages runs; it counts even if every stage turns out to be up to date."""
     folder = HOME / execution.id
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "execution.json", asdict(execution))
+    write_json(folder / "execution.json", {**asdict(execution), "start": snapshot(Path.cwd())})
 
 
 def end(execution: Execution, status: str) -> None:
     """Say that an execution has ended, and how: FINISHED, FAILED or KILLED."""
-    write_json(HOME / execution.id / "execution.json", {**asdict(execution), "ended": time.time(), "status": status})
+    path = HOME / execution.id / "execution.json"
+    if path.exists():  # or `.work` was removed meanwhile, and there is nothing to tell
+        write_json(path, {**read_json(path), "ended": time.time(), "status": status})
 
 
 def read_execution(path: Path) -> Execution | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 
 from r3flow.errors import DataError
 from r3flow.files import digest
-from r3flow.workdir import Stage, read_stages
+from r3flow.workdir import read_stages
 
 
 @dataclass(frozen=True)
@@ -71,31 +72,46 @@ def md5(path: Path) -> str | None:
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path.is_file() else None
 
 
-def up_to_date(root: Path, lock: Mapping[str, LockedStage]) -> dict[str, LockedStage]:
-    """The entries that still hold: as listed in `dvc.yaml`, same parameters, same inputs and code, and so the stages before them.
+def snapshot(root: Path) -> dict[str, Any]:
+    """What an execution starts from, as JSON: each stage's parameters and dependencies, and the hashes of files that no stage makes.
+
+    Taken at its start, so that what is edited while it runs is not held against its results.
+    """
+    stages = read_stages(root)
+    made = {out for stage in stages.values() for out in stage.outs}
+    files = {dep for stage in stages.values() for dep in stage.deps} - made
+    return {
+        "stages": {name: {"params": dict(stage.params), "deps": list(stage.deps)} for name, stage in stages.items()},
+        "files": {path: md5(root / path) for path in sorted(files)},
+    }
+
+
+def up_to_date(
+    root: Path, lock: Mapping[str, LockedStage], start: Mapping[str, Any], ran: AbstractSet[str] = frozenset()
+) -> dict[str, LockedStage]:
+    """The entries that hold for an execution: those of stages that `ran` in it, and those with the parameters, inputs and code of its
+    start whose makers hold too and whose outputs are there.
 
     Folders outside DVC (a base model) are taken as unchanged; DVC itself checks them when it runs.
     """
     made = {path: (address, value) for address, stage in lock.items() for path, value in stage.outputs.items()}
-    good: dict[str, LockedStage] = {}
-    waiting = {name: stage for name, stage in read_stages(root).items() if name in lock}
-    while True:  # the file's order need not be the graph's
-        ready = [name for name, stage in waiting.items() if _holds(root, stage, lock[name], made, good)]
-        if not ready:
-            return {name: good[name] for name in lock if name in good}
+    good = {name: lock[name] for name in ran if name in lock}
+    waiting = {name: stage for name, stage in start["stages"].items() if name in lock and name not in good}
+
+    def holds(stage: Mapping[str, Any], entry: LockedStage) -> bool:
+        if stage["params"] != dict(entry.params) or set(stage["deps"]) != {*entry.inputs, *entry.code}:
+            return False
+        for path, value in {**entry.inputs, **entry.code}.items():
+            if path in made:
+                maker, now = made[path]
+                if now != value or maker not in good:
+                    return False
+            elif not value.endswith(".dir") and start["files"].get(path) != value:
+                return False
+        return all((root / path).exists() for path in entry.outputs)
+
+    while ready := [name for name, stage in waiting.items() if holds(stage, lock[name])]:  # their order need not be the graph's
         for name in ready:
             good[name] = lock[name]
             del waiting[name]
-
-
-def _holds(root: Path, stage: Stage, entry: LockedStage, made: Mapping[str, tuple[str, str]], good: Mapping[str, LockedStage]) -> bool:
-    if dict(stage.params) != dict(entry.params) or set(stage.deps) != {*entry.inputs, *entry.code}:
-        return False
-    for path, value in {**entry.inputs, **entry.code}.items():
-        if path in made:
-            maker, now = made[path]
-            if now != value or maker not in good:
-                return False
-        elif not value.endswith(".dir") and md5(root / path) != value:
-            return False
-    return all((root / path).exists() for path in entry.outputs)
+    return {name: good[name] for name in lock if name in good}

@@ -24,7 +24,7 @@ from mlflow.entities import Run
 from r3flow.errors import DataError
 from r3flow.files import read_json
 from r3flow.tracking.journal import HOME
-from r3flow.tracking.lockfile import LockedStage, lock_digest, md5, read_lock, up_to_date
+from r3flow.tracking.lockfile import LockedStage, lock_digest, md5, read_lock, snapshot, up_to_date
 from r3flow.tracking.store import Store
 from r3flow.workdir import Execution
 
@@ -94,7 +94,6 @@ class Sync:
         """Bring MLflow up to date. Returns whether an execution is still going on."""
         live = False
         lock = read_lock(self._root)
-        good = up_to_date(self._root, lock)
         folders = sorted((self._root / HOME).glob("*/execution.json"), key=lambda path: path.stat().st_mtime)
         for place, path in enumerate(folders):
             record = read_json(path)
@@ -106,11 +105,11 @@ class Sync:
                 live = True
                 continue
             # of several that ended since the last sync, the lock tells of the last alone
-            self._close(parent, children, good if place == len(folders) - 1 else {}, lock, record)
+            self._close(parent, children, lock if place == len(folders) - 1 else {}, record)
             shutil.rmtree(path.parent)
-        if good and not live and not self._store.find("r3flow.state", lock_digest(lock)):
+        if lock and not live and not self._store.find("r3flow.state", lock_digest(lock)):
             parent = self._parent(f"lock-{lock_digest(lock)}", "dvc.lock", (self._root / "dvc.lock").stat().st_mtime)
-            self._close(parent, [], good, lock, {})
+            self._close(parent, [], lock, {"start": snapshot(self._root)})
         return live
 
     def _parent(self, id: str, command: str, start: float) -> Run:
@@ -151,21 +150,26 @@ class Sync:
                 self._store.end(run, last.get("status", "KILLED"), last["time"])
         return address, run, everything
 
-    def _close(self, parent: Run, children: list[tuple[str, Run, Events]], good: Mapping[str, LockedStage], lock: Any, record: Any) -> None:
+    def _close(
+        self, parent: Run, children: list[tuple[str, Run, Events]], lock: Mapping[str, LockedStage], record: Mapping[str, Any]
+    ) -> None:
         """Complete the parent of an execution that has ended."""
-        own = {address: (run, events) for address, run, events in children}
-        for address, (run, events) in own.items():
-            if address in good and _made(good[address], events):
-                self._store.log(run, tags=_hash_tags(good[address]))
-                self._store.inputs(run, good[address].inputs)
+        own = {address: (run, events) for address, run, events in children}  # of several tries the last
+        ran = {address for address, (_, events) in own.items() if address in lock and _made(lock[address], events)}
+        good = up_to_date(self._root, lock, record["start"], ran)
+        for address in sorted(ran):
+            self._store.log(own[address][0], tags=_hash_tags(lock[address]))
+            self._store.inputs(own[address][0], lock[address].inputs)
         for address, entry in good.items():
             if address not in own:
                 self._cached(parent, entry)
         now = record.get("ended") or max((events[-1]["time"] for _, events in own.values() if events), default=time.time())
-        results = [(name, value, now, 0) for name, value in flat_results(self._results(good)).items()]
+        results = flat_results(self._results(good))
+        for _, events in own.values():
+            results |= flat_results(events[-1].get("results", {}) if events else {})
         params = {name: value for entry in good.values() for name, value in flat_params(entry.params).items()}
-        state = {"r3flow.state": lock_digest(lock)} if good else {}
-        self._store.log(parent, metrics=results, params=params, tags={"r3flow.up_to_date": " ".join(good), **state})
+        tags = {"r3flow.up_to_date": " ".join(good), **({"r3flow.state": lock_digest(lock)} if lock else {})}
+        self._store.log(parent, metrics=[(name, value, now, 0) for name, value in results.items()], params=params, tags=tags)
         for path, folder in (("params.yaml", None), ("dvc.lock", None), ("report/index.html", "report")):
             if good and (self._root / path).is_file() and (folder is None or "report" in good):
                 self._store.artifact(parent, self._root / path, folder)

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from r3flow.workdir import read_stages
+from tests.toy_project import runs
+
 ROOT = Path(__file__).parents[2]
 SYSTEMS = {"base", "rag", "cold_start", "control", "ppo"}
 KEYS = {"n", "em", "em_ci95", "f1", "acc", "format_valid", "searches", "tokens", "tokens_per_right", "gold_recall", "by_type"}
@@ -79,6 +82,36 @@ def test_a_changed_param_makes_stale_what_reads_it(project, old, new, runs, stay
     finally:
         path.write_text(text)
     assert runs <= stale and not stays & stale
+
+
+@pytest.mark.parametrize("edited", ["r3flow/rewards.py", "r3flow/llm/prompts/teacher_r3rag.txt", "r3flow/evaluation/bootstrap.py"])
+def test_an_edited_file_makes_stale_exactly_the_stages_that_load_it(project, edited):
+    expected = {name for name, stage in read_stages(project).items() if edited in stage.deps}
+    path = project / edited
+    text = path.read_text()
+    try:
+        path.write_text(text + "\n")
+        status = json.loads(dvc(project, "status", "--json").stdout)
+    finally:
+        path.write_text(text)
+    touched = {name for name, changes in status.items() if any(edited in entry.get("changed deps", {}) for entry in changes)}
+    assert touched == expected != set()
+
+
+def test_tracking_is_no_dependency(project):
+    assert not [dep for stage in read_stages(project).values() for dep in stage.deps if dep.startswith("r3flow/tracking")]
+
+
+def test_a_plain_dvc_repro_has_its_rows_in_mlflow(project):
+    subprocess.run([sys.executable, "-m", "r3flow.tracking", "sync"], cwd=project, check=True)
+    found = runs(project)
+    parent = next(run for run in found if run["parent"] is None)
+    evaluated = json.loads((project / "metrics/evaluate.json").read_text())
+    assert parent["status"] == "FINISHED" and parent["metrics"]["eval/ppo/em"] == evaluated["ppo"]["em"]
+    assert parent["params"]["ppo.clip"] == "0.2" and parent["params"]["seed"] == "1"
+    children = {run["tags"]["r3flow.stage"]: run for run in found if run["parent"] == parent["id"]}
+    assert set(children) == set(read_stages(project)) and "data/prepared/train.jsonl" in children["ppo"]["inputs"]
+    assert list((project / "mlruns/artifacts").glob("*/artifacts/report/index.html"))
 
 
 def test_the_same_seed_gives_the_same_files(project):

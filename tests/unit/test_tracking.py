@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from r3flow.errors import DataError
-from r3flow.tracking.lockfile import md5, read_lock, up_to_date
+from r3flow.tracking.lockfile import md5, read_lock, snapshot, up_to_date
 from tests.toy_project import call, make_toy, python, runs
 
 
@@ -76,12 +76,24 @@ def test_a_second_sync_changes_nothing(synced):
 
 def test_what_is_no_longer_up_to_date_is_not_claimed(tmp_path):
     toy = fake_lock(make_toy(tmp_path))
-    assert list(up_to_date(toy, read_lock(toy))) == ["a", "b@x", "b@y"]
+    lock, start = read_lock(toy), snapshot(toy)
+    assert list(up_to_date(toy, lock, start)) == ["a", "b@x", "b@y"]
     (toy / "input.txt").write_text("edited")
-    assert list(up_to_date(toy, read_lock(toy))) == []  # b@x too: what it stands on would be made anew
+    assert list(up_to_date(toy, lock, snapshot(toy))) == []  # b@x too: what it stands on would be made anew
+    assert list(up_to_date(toy, lock, snapshot(toy), ran={"a"})) == ["a", "b@x"]
     (toy / "input.txt").write_text("one")
     (toy / "params.yaml").write_text((toy / "params.yaml").read_text().replace("trajectories: 40", "trajectories: 41"))
-    assert list(up_to_date(toy, read_lock(toy))) == ["b@y"]
+    assert list(up_to_date(toy, lock, snapshot(toy))) == ["b@y"]
+    assert list(up_to_date(toy, lock, start)) == ["a", "b@x", "b@y"]  # an edit while an execution runs is none of its business
+
+
+def test_an_edit_after_a_run_takes_nothing_from_its_row(tmp_path):
+    toy = make_toy(tmp_path)
+    assert call(toy, "dvc", "repro", "-q").returncode == 0
+    (toy / "params.yaml").write_text((toy / "params.yaml").read_text().replace("seed: 1 ", "seed: 2 "))
+    assert python(toy, "-m", "r3flow.tracking", "sync").returncode == 0
+    parent = next(run for run in runs(toy) if run["parent"] is None)
+    assert parent["metrics"]["a/count"] == 3 and parent["metrics"]["eval/x/em"] == 0.5 and parent["params"]["seed"] == "1"
 
 
 @pytest.mark.parametrize("text", ["stages: [", "<<<<<<< HEAD\n", "stages: {a: {deps: [1]}}", "- a"])
@@ -162,7 +174,8 @@ def test_a_torn_journal_and_a_killed_stage_are_told_as_they_are(tmp_path):
     toy = make_toy(tmp_path)
     folder = toy / ".work/tracking/dead"
     folder.mkdir(parents=True)
-    (folder / "execution.json").write_text(json.dumps({"id": "dead", "command": "dvc repro", "pid": 2**22 + 1, "created": 1.0}))
+    record = {"id": "dead", "command": "dvc repro", "pid": 2**22 + 1, "created": 1.0, "start": {"stages": {}, "files": {}}}
+    (folder / "execution.json").write_text(json.dumps(record))
     lines = [
         {"event": "start", "time": 10.0, "params": {"seed": 1}, "digest": "d"},
         {"event": "metrics", "time": 11.0, "step": 1, "values": {"reward=x": 0.5}},
