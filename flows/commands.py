@@ -71,13 +71,18 @@ def stages_of(root: Path = ROOT) -> dict[str, set[str]]:
     return order
 
 
-def kill_group(group: int) -> None:
-    """Interrupt a process group, so that DVC and the stage can tidy up; then terminate, then kill what is left."""
+def kill_group(group: int, leader: subprocess.Popen[Any] | None = None) -> None:
+    """Interrupt a process group, so that DVC and the stage can tidy up; then terminate, then kill what is left.
+
+    `leader` is the caller's own child that leads the group: a group lives on until its dead are waited for.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _GRACE_S
         try:
             os.killpg(group, number)
             while time.monotonic() < deadline:
+                if leader is not None:
+                    leader.poll()
                 os.killpg(group, 0)
                 time.sleep(0.05)
         except ProcessLookupError:

@@ -48,8 +48,7 @@ def start(stack: ExitStack, name: str, command: list[str], env: dict[str, str]) 
     LOGS.mkdir(parents=True, exist_ok=True)
     with open(LOGS / f"{name}.log", "wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    stack.callback(process.wait)
-    stack.callback(kill_group, process.pid)
+    stack.callback(kill_group, process.pid, process)
     return process
 
 
@@ -77,7 +76,8 @@ def _stop(signum: int, frame: object) -> NoReturn:
 
 def main() -> int:
     """Exit code 0 after Ctrl-C."""
-    signal.signal(signal.SIGTERM, _stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     with ExitStack() as stack:
         try:
             prefect_port, mlflow_port = port_of("PREFECT_PORT", 4200), port_of("MLFLOW_PORT", 5000)
@@ -87,7 +87,10 @@ def main() -> int:
             prefect_url, mlflow_url = f"http://{HOST}:{prefect_port}", f"http://{HOST}:{mlflow_port}"
             # without its own port in this variable, Prefect's page calls port 4200
             env = environment(
-                PREFECT_API_URL=f"{prefect_url}/api", PREFECT_SERVER_API_PORT=str(prefect_port), PREFECT_SERVER_API_HOST=HOST
+                PREFECT_API_URL=f"{prefect_url}/api",
+                PREFECT_SERVER_API_PORT=str(prefect_port),
+                PREFECT_SERVER_API_HOST=HOST,
+                MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false",  # seven processes that nothing here uses
             )
             server = ["prefect", "server", "start", "--host", HOST, "--port", str(prefect_port)]
             prefect = start(stack, "prefect", server, env)
@@ -96,6 +99,7 @@ def main() -> int:
             wait_for("prefect", f"{prefect_url}/api/health", prefect)
             deployment = start(stack, "deployment", [sys.executable, "-m", "flows.serve"], env)
             wait_for("mlflow", f"{mlflow_url}/health", mlflow)
+            wait_for("deployment", f"{prefect_url}/api/deployments/name/r3flow/pipeline", deployment)
             print(f"Prefect  {prefect_url}   (deployment r3flow/pipeline: run it, schedule it)")
             print(f"MLflow   {mlflow_url}\nCtrl-C ends both.", flush=True)
             while all(process.poll() is None for process in (prefect, mlflow, deployment)):
@@ -106,7 +110,8 @@ def main() -> int:
             return 1
         except KeyboardInterrupt:
             print("\nStopping ...", flush=True)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
             return 0
 
 
