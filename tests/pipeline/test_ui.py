@@ -1,0 +1,61 @@
+"""`make ui` on a toy project: three servers on loopback, the pipeline as a deployment, and an end that leaves nothing behind."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from urllib.request import urlopen
+
+import psutil
+import pytest
+
+from tests.toy_project import make_toy, toy_environment
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_both_pages_and_the_deployment_are_there_until_interrupted(tmp_path):
+    toy = make_toy(tmp_path)
+    prefect, mlflow = free_port(), free_port()
+    environment = toy_environment(toy, PREFECT_PORT=str(prefect), MLFLOW_PORT=str(mlflow))
+    process = subprocess.Popen([sys.executable, "-m", "flows.ui"], cwd=toy, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        said = ""
+        while "Ctrl-C" not in said:
+            line = process.stdout.readline()
+            assert line, f"it ended early: {said}"
+            said += line
+        assert f"http://127.0.0.1:{prefect}" in said and f"http://127.0.0.1:{mlflow}" in said
+        with urlopen(f"http://127.0.0.1:{prefect}/ui-settings") as answer:
+            assert json.load(answer)["api_url"] == f"http://127.0.0.1:{prefect}/api"  # else the page calls port 4200
+        with urlopen(f"http://127.0.0.1:{prefect}/api/deployments/name/r3flow/pipeline") as answer:
+            assert json.load(answer)["parameters"] is not None
+        with urlopen(f"http://127.0.0.1:{mlflow}/") as answer:
+            assert b"<html" in answer.read()
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 3
+    finally:
+        process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 0
+    deadline = time.monotonic() + 10
+    while any(child.is_running() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [child for child in children if child.is_running()]
+
+
+@pytest.mark.parametrize(("value", "message"), [("eighty", "'eighty' is not a port"), ("taken", "is in use; choose another")])
+def test_a_bad_port_is_refused_in_one_line(tmp_path, value, message):
+    toy = make_toy(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1]) if value == "taken" else value
+        environment = toy_environment(toy, PREFECT_PORT=port)
+        done = subprocess.run([sys.executable, "-m", "flows.ui"], cwd=toy, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and message in done.stderr and len(done.stderr.splitlines()) == 1
