@@ -57,6 +57,11 @@ def check_params(root: Path = ROOT) -> None:
     said([sys.executable, "-m", "r3flow.params"], root)
 
 
+def check_free(root: Path = ROOT) -> None:
+    """Raises CommandFailedError with one line if another run works in the folder."""
+    said([sys.executable, "-m", "r3flow.tracking", "free"], root)
+
+
 def stages_of(root: Path = ROOT) -> dict[str, set[str]]:
     """Each stage and the stages it needs, in topological order, as DVC sees them."""
     needs: dict[str, set[str]] = {}

@@ -24,7 +24,7 @@ from prefect.futures import PrefectFuture, wait
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.commands import CommandFailedError, Holder, StageFailedError, check_params, held, run_stage, said, stages_of
+from flows.commands import CommandFailedError, Holder, StageFailedError, check_free, check_params, held, run_stage, said, stages_of
 
 
 def _worth_retrying(task: Any, run: Any, state: Any) -> bool:
@@ -111,7 +111,8 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _leave)
     try:
-        check_params()  # before a server is started
+        check_params()  # both before a server is started
+        check_free()
     except CommandFailedError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,9 +1,10 @@
-"""`python -m r3flow.tracking sync | follow | run -- COMMAND... | hold NAME`.
+"""`python -m r3flow.tracking sync | follow | run -- COMMAND... | hold NAME | free`.
 
 sync    fill MLflow from journals, dvc.lock and metrics files
 follow  the same, again and again while an execution goes on (stages start it themselves)
 run     run a command as one execution: nothing else may work in this folder meanwhile; sync at its end
 hold    the same for a caller that starts several commands: prints the execution's id (or `error: ...`), then waits on its standard input
+free    fail with one line if a run works in this folder
 """
 
 from __future__ import annotations
@@ -158,6 +159,9 @@ def main(arguments: list[str]) -> int:
                 return _run(root, command)
             case ["hold", name]:
                 return _hold(root, name)
+            case ["free"]:
+                with run_lock(Execution.of(psutil.Process(), "a look whether the folder is free")):
+                    return 0
     except R3FlowError as error:
         # who holds reads standard output, people read standard error
         print(f"error: {error}", file=sys.stdout if arguments[:1] == ["hold"] else sys.stderr)

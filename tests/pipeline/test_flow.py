@@ -55,6 +55,8 @@ def test_a_stage_says_whether_it_ran_and_its_lines_are_handed_on(toy):
         assert run_stage("a", holder, lines.append, toy) is False
         with pytest.raises(CommandFailedError, match=r"another run works in .*\(flow, process"), held("flow", toy):
             pass
+        second = python(toy, "-m", "flows.pipeline")
+        assert second.returncode == 1 and len(second.stderr.splitlines()) == 1 and "another run works in" in second.stderr
     assert "a: 3/3  loss 0.33" in " ".join(lines)
     assert {run["name"].split(" ")[0]: run["status"] for run in runs(toy)} == {"flow": "FINISHED", "a": "FINISHED"}
 
