@@ -1,8 +1,14 @@
-"""`make bench`: every benchmark after the other, each in a process of its own; they need the demo's models (`make demo` first)."""
+"""`make bench`: every benchmark, each in a process of its own; all run, and a missed target shows in the exit status."""
 
 import subprocess
 import sys
 
-for name in ("rollouts", "ppo_update", "chat_calls"):
-    print(f"== {name}", flush=True)
-    subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
+NAMES = ("rollouts", "ppo_update", "chat_calls")
+
+if __name__ == "__main__":
+    statuses = {}
+    for name in NAMES:
+        print(f"== {name}", flush=True)
+        statuses[name] = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False).returncode
+    missed = [name for name, status in statuses.items() if status]
+    sys.exit(f"failed or missed a target: {', '.join(missed)}" if missed else 0)
