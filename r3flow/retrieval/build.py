@@ -31,7 +31,7 @@ def build_index(params: Params, corpus: str | Path, out_dir: str | Path, reporte
         except DataError as error:
             raise DataError(f"{corpus}: {error}") from None
         reporter.progress(1, 2, f"dense ({params.index.encoder})")
-        dimension = build_dense(passages, folder / "dense", params.index.encoder, params.index.dimension, params.seed)
+        dimension = build_dense(passages, folder / "dense", params.index.encoder, params.index.dimension)
         manifest = write_manifest(folder, params.index, Path(corpus), len(passages), dimension)
         reporter.progress(2, 2, f"{len(passages)} passages")
     return manifest

@@ -10,7 +10,7 @@ import faiss
 import numpy as np
 
 from r3flow.errors import IndexMismatchError
-from r3flow.retrieval.encoders import TFIDF_SVD, Encoder, SentenceEncoder, TfidfSvd
+from r3flow.retrieval.encoders import HASHED_TFIDF, Encoder, HashedTfidf, SentenceEncoder
 from r3flow.retrieval.ranking import best
 from r3flow.retrieval.text import indexed_text
 from r3flow.trajectory import Hit, Passage
@@ -23,12 +23,12 @@ ROUNDING = 1e-5  # more than FAISS's single precision can be wrong by, for unit 
 Vector = np.ndarray[Any, Any]
 
 
-def build_dense(passages: Sequence[Passage], folder: Path, encoder: str, dimension: int, seed: int) -> int:
-    """Encode and index `passages` into `folder`; returns the vectors' dimension."""
+def build_dense(passages: Sequence[Passage], folder: Path, encoder: str, dimension: int) -> int:
+    """Encode and index `passages` into `folder`; returns the vectors' dimension, which `dimension` sets for `hashed-tfidf` alone."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = [indexed_text(passage) for passage in passages]
-    if encoder == TFIDF_SVD:
-        fitted = TfidfSvd.fit(texts, dimension, seed)
+    if encoder == HASHED_TFIDF:
+        fitted = HashedTfidf.fit(texts, dimension)
         fitted.save(folder)
         vectors = fitted.encode(texts, query=False)
     else:
@@ -53,7 +53,7 @@ class DenseRetriever:
             raise IndexMismatchError(
                 f"{folder / FILE}: holds {self.index.ntotal} passages, the corpus {len(passages)}; run `dvc repro index`"
             )
-        self.encoder: Encoder = TfidfSvd.load(folder) if encoder == TFIDF_SVD else SentenceEncoder(encoder)
+        self.encoder: Encoder = HashedTfidf.load(folder) if encoder == HASHED_TFIDF else SentenceEncoder(encoder)
         again = self.encoder.encode([indexed_text(passages[0])], query=False)[0]
         if len(again) != self.index.d:
             raise IndexMismatchError(

@@ -1,18 +1,24 @@
-"""Text -> vectors for dense retrieval. `tfidf-svd` is fitted on the corpus and needs no download; any other name is an encoder's."""
+"""Text -> vectors for dense retrieval. `hashed-tfidf` is fitted on the corpus and needs no download; any other name is an encoder's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from r3flow.errors import ConfigError, DataError, IndexMismatchError
 from r3flow.files import read_json, write_json
 from r3flow.retrieval.text import words
 
-TFIDF_SVD = "tfidf-svd"
+HASHED_TFIDF = "hashed-tfidf"
+WORDS = "words.json"
+BLOCK = 512  # texts encoded at a time: the directions of their words lie in memory
 
 
 class Encoder(Protocol):
@@ -26,67 +32,59 @@ def _unit(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(rows / np.where(lengths > 0, lengths, 1.0), dtype=np.float32)
 
 
-class TfidfSvd:
-    """TF-IDF of words, projected on the corpus's leading singular directions (latent semantic analysis)."""
+class HashedTfidf:
+    """TF-IDF of words under a random projection (Achlioptas 2003): a word's direction is a vector of signs, which its hash gives.
 
-    def __init__(self, vocabulary: list[str], idf: np.ndarray[Any, Any], components: np.ndarray[Any, Any]) -> None:
-        """`idf` (V,), `components` (V, dimension)."""
-        self.vocabulary, self.idf, self.components = vocabulary, idf, components
-        self._place = {word: place for place, word in enumerate(vocabulary)}
+    The cosine of two texts is that of their TF-IDF vectors, give or take 1 / sqrt(dimension). Nothing is learnt but how many texts hold
+    each word; a word that no text holds has no weight, since it could only add noise.
+    """
 
-    def _weights(self, texts: Sequence[str]) -> Any:
-        from scipy.sparse import csr_matrix
-
-        rows, columns, values = [], [], []
-        for row, text in enumerate(texts):
-            counts: dict[int, int] = {}
-            for word in words(text, None):
-                if (place := self._place.get(word)) is not None:
-                    counts[place] = counts.get(place, 0) + 1
-            rows += [row] * len(counts)
-            columns += list(counts)
-            values += [(1 + np.log(count)) * self.idf[place] for place, count in counts.items()]
-        return csr_matrix((np.asarray(values, np.float32), (rows, columns)), shape=(len(texts), len(self.vocabulary)))
+    def __init__(self, dimension: int, texts: int, holders: Mapping[str, int]) -> None:
+        """`holders` says how many of the corpus's `texts` hold each word."""
+        self.dimension, self.texts, self.holders = dimension, texts, holders
 
     @classmethod
-    def fit(cls, texts: Sequence[str], dimension: int, seed: int) -> TfidfSvd:
-        """Fit on the corpus. The dimension is smaller where there are fewer texts or words."""
-        from sklearn.preprocessing import normalize
-        from sklearn.utils.extmath import randomized_svd
-        from threadpoolctl import threadpool_limits
-
-        seen: dict[str, int] = {}
-        for text in texts:
-            for word in set(words(text, None)):
-                seen[word] = seen.get(word, 0) + 1
-        vocabulary = sorted(seen) or [""]
-        idf = np.asarray([np.log((1 + len(texts)) / (1 + seen.get(word, 0))) + 1 for word in vocabulary], np.float32)
-        encoder = cls(vocabulary, idf, np.zeros((len(vocabulary), 0), np.float32))
-        size = max(1, min(dimension, len(texts) - 1, len(vocabulary) - 1))
-        with threadpool_limits(1):  # sums of several threads come in another order, and the index would depend on the machine
-            _, _, directions = randomized_svd(normalize(encoder._weights(texts)), n_components=size, n_iter=4, random_state=seed)
-        encoder.components = np.ascontiguousarray(directions.T, dtype=np.float32)
-        return encoder
+    def fit(cls, texts: Sequence[str], dimension: int) -> HashedTfidf:
+        """Count the words of the corpus."""
+        counts = Counter(word for text in texts for word in set(words(text, None)))
+        return cls(dimension, len(texts), dict(sorted(counts.items())))
 
     def encode(self, texts: Sequence[str], *, query: bool) -> np.ndarray[Any, Any]:
-        return _unit(self._weights(texts) @ self.components)
+        blocks = [self._encode(texts[start : start + BLOCK]) for start in range(0, len(texts), BLOCK)]
+        return np.concatenate([np.zeros((0, self.dimension), np.float32), *blocks])
+
+    def _encode(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
+        weights = [self._weights(text) for text in texts]
+        place = {word: at for at, word in enumerate(sorted({word for row in weights for word in row}))}
+        if not place:
+            return np.zeros((len(texts), self.dimension), np.float32)
+        values = [value for row in weights for value in row.values()]
+        columns = [place[word] for row in weights for word in row]
+        starts = np.cumsum([0, *map(len, weights)])
+        signs = np.stack([self._signs(word) for word in place])
+        return _unit(csr_array((values, columns, starts), shape=(len(texts), len(place))) @ signs)
+
+    def _weights(self, text: str) -> dict[str, float]:
+        """(1 + ln tf) * (1 + ln((1 + N) / (1 + n))) of each known word, sorted: a sum is the same in any batch and process."""
+        counts = Counter(word for word in words(text, None) if word in self.holders)
+        return {word: (1 + math.log(counts[word])) * (1 + math.log((1 + self.texts) / (1 + self.holders[word]))) for word in sorted(counts)}
+
+    def _signs(self, word: str) -> np.ndarray[Any, Any]:
+        """The word's direction (dimension,), of -1 and 1: the bits of SHAKE-128, the same on every machine and with any numpy."""
+        bits = np.frombuffer(hashlib.shake_128(word.encode()).digest(-(-self.dimension // 8)), np.uint8)
+        return 2.0 * np.unpackbits(bits, count=self.dimension) - 1.0
 
     def save(self, folder: Path) -> None:
-        write_json(folder / "vocabulary.json", self.vocabulary)
-        np.save(folder / "idf.npy", self.idf, allow_pickle=False)
-        np.save(folder / "components.npy", self.components, allow_pickle=False)
+        write_json(folder / WORDS, {"dimension": self.dimension, "texts": self.texts, "holders": self.holders})
 
     @classmethod
-    def load(cls, folder: Path) -> TfidfSvd:
-        """Raises IndexMismatchError if a file is missing or torn."""
+    def load(cls, folder: Path) -> HashedTfidf:
+        """Raises IndexMismatchError if the file is missing or torn."""
         try:
-            vocabulary = read_json(folder / "vocabulary.json")
-            idf, components = (np.load(folder / name, allow_pickle=False) for name in ("idf.npy", "components.npy"))
-        except (DataError, OSError, ValueError, EOFError) as error:
-            raise IndexMismatchError(f"{folder}: the encoder's files cannot be read ({error}); run `dvc repro -f index`") from None
-        if not isinstance(vocabulary, list) or not len(vocabulary) == len(idf) == len(components):
-            raise IndexMismatchError(f"{folder}: the encoder's files do not fit each other; run `dvc repro -f index`")
-        return cls(vocabulary, idf, components)
+            value = read_json(folder / WORDS)
+            return cls(int(value["dimension"]), int(value["texts"]), {word: int(count) for word, count in dict(value["holders"]).items()})
+        except (DataError, LookupError, TypeError, ValueError) as error:
+            raise IndexMismatchError(f"{folder / WORDS}: the encoder cannot be read ({error}); run `dvc repro -f index`") from None
 
 
 class SentenceEncoder:
@@ -98,7 +96,8 @@ class SentenceEncoder:
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise ConfigError(
-                f"params.yaml: index.encoder: '{name}' needs sentence-transformers: pip install sentence-transformers, or use {TFIDF_SVD}"
+                f"params.yaml: index.encoder: '{name}' needs sentence-transformers: "
+                f"pip install sentence-transformers, or use {HASHED_TFIDF}"
             ) from None
         try:
             self.model = SentenceTransformer(name, trust_remote_code=False, model_kwargs={"use_safetensors": True})

@@ -9,9 +9,9 @@ from r3flow.errors import DataError, IndexMismatchError
 from r3flow.files import file_digest, read_json, write_json
 from r3flow.params import Index
 from r3flow.retrieval.bm25 import K1, METHOD, B
-from r3flow.retrieval.encoders import TFIDF_SVD
+from r3flow.retrieval.encoders import HASHED_TFIDF
 
-FORMAT = 2
+FORMAT = 3
 NAME = "manifest.json"
 
 
@@ -21,7 +21,7 @@ def _made_from(params: Index, corpus_digest: str, count: int) -> dict[str, Any]:
         "corpus_sha256": corpus_digest,
         "count": count,
         "encoder": params.encoder,
-        "svd_dimension": params.dimension if params.encoder == TFIDF_SVD else None,  # asked for; `dimension` is what came of it
+        **({"dimension": params.dimension} if params.encoder == HASHED_TFIDF else {}),  # any other encoder has its own
         "metric": "cosine",
         "bm25.k1": K1,
         "bm25.b": B,

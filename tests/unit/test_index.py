@@ -41,8 +41,8 @@ def built(tmp_path):
 def test_the_manifest_says_what_the_index_was_made_of(built):
     index, corpus = built
     manifest = json.loads((index / "manifest.json").read_text())
-    assert {key: manifest[key] for key in ("count", "encoder", "dimension", "svd_dimension", "metric")} == {
-        "count": 80, "encoder": "tfidf-svd", "dimension": 16, "svd_dimension": 16, "metric": "cosine",
+    assert {key: manifest[key] for key in ("count", "encoder", "dimension", "metric")} == {
+        "count": 80, "encoder": "hashed-tfidf", "dimension": 16, "metric": "cosine",
     }  # fmt: skip
     assert [manifest[f"bm25.{key}"] for key in ("k1", "b", "method", "stopwords")] == [1.5, 0.75, "lucene", "en"]
     on_disk = {path.relative_to(index).as_posix(): path.read_bytes() for path in index.rglob("*") if path.is_file()}
@@ -79,9 +79,9 @@ def test_building_replaces_an_older_index_and_a_failure_leaves_it(built, tmp_pat
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"encoder": "someone/e5"}, r"encoder is 'tfidf-svd', expected 'someone/e5'"),
+        ({"encoder": "someone/e5"}, r"encoder is 'hashed-tfidf', expected 'someone/e5'"),
         ({"stopwords": None}, r"bm25.stopwords is 'en', expected None"),
-        ({"dimension": 8}, r"svd_dimension is 16, expected 8"),
+        ({"dimension": 8}, r"dimension is 16, expected 8"),
     ],
 )
 @pytest.mark.parametrize("kind", ["bm25", "dense"])
@@ -111,14 +111,14 @@ def _shorten(index: Path, corpus: Path) -> None:
         (lambda index, corpus: _cut(index / "manifest.json"), r"manifest.json:\d+: not valid JSON"),
         (lambda index, corpus: (index / "manifest.json").write_text("[]"), r"manifest.json: is no manifest"),
         (lambda index, corpus: (index / "manifest.json").write_text("{}"), r"manifest.json: is no manifest"),
-        (lambda index, corpus: _set(index, format=0), r"manifest.json: format is 0, expected 2"),
+        (lambda index, corpus: _set(index, format=0), r"manifest.json: format is 0, expected 3"),
         (lambda index, corpus: _set(index, metric="l2"), r"manifest.json: metric is 'l2', expected 'cosine'"),
         (lambda index, corpus: _set(index, count=81), r"manifest.json: count is 81, expected 80"),
         (_shorten, r"manifest.json: corpus_sha256 is '\w{32}', expected '\w{32}'"),
         (lambda index, corpus: corpus.write_text(corpus.read_text().replace("word1", "word2", 1)), r"manifest.json: corpus_sha256 is"),
         (lambda index, corpus: _cut(index / "bm25" / "data.csc.index.npy"), r"bm25/data.csc.index.npy: is not the file that was built"),
         (lambda index, corpus: _cut(index / "dense" / "vectors.faiss"), r"dense/vectors.faiss: is not the file that was built"),
-        (lambda index, corpus: (index / "dense" / "idf.npy").unlink(), r"dense/idf.npy: is missing"),
+        (lambda index, corpus: (index / "dense" / "words.json").unlink(), r"dense/words.json: is missing"),
         (lambda index, corpus: corpus.unlink(), r"corpus.jsonl: no such file"),
     ],
 )
@@ -135,8 +135,7 @@ def test_a_damaged_index_is_refused(built, damage, said):
         ("bm25", "bm25/data.csc.index.npy", "bm25: cannot be read"),
         ("bm25", "bm25/vocab.index.json", "bm25: cannot be read"),
         ("dense", "dense/vectors.faiss", "vectors.faiss: cannot be read"),
-        ("dense", "dense/components.npy", "dense: the encoder's files cannot be read"),
-        ("dense", "dense/vocabulary.json", "dense: the encoder's files cannot be read"),
+        ("dense", "dense/words.json", "dense/words.json: the encoder cannot be read"),
     ],
 )
 def test_a_file_of_the_right_size_and_wrong_content_is_refused(built, kind, name, said):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import random
 import re
+import subprocess
 import sys
 import types
 from collections import Counter
@@ -21,9 +23,10 @@ from r3flow.environment import Environment
 from r3flow.errors import ConfigError, DataError, IndexMismatchError
 from r3flow.params import load
 from r3flow.protocol import PROTOCOLS
+from r3flow.retrieval import encoders
 from r3flow.retrieval.bm25 import BM25Retriever, build_bm25
 from r3flow.retrieval.dense import DenseRetriever, build_dense
-from r3flow.retrieval.encoders import SentenceEncoder, TfidfSvd
+from r3flow.retrieval.encoders import HashedTfidf, SentenceEncoder
 from r3flow.trajectory import Hit, Passage
 
 ROOT = Path(__file__).parents[2]
@@ -83,8 +86,8 @@ def bm25(corpus: list[Passage], folder: Path, stopwords: str | None = "en") -> B
 
 
 def dense(corpus: list[Passage], folder: Path, dimension: int = 24) -> DenseRetriever:
-    build_dense(corpus, folder, "tfidf-svd", dimension, seed=3)
-    return DenseRetriever(corpus, folder, "tfidf-svd")
+    build_dense(corpus, folder, "hashed-tfidf", dimension)
+    return DenseRetriever(corpus, folder, "hashed-tfidf")
 
 
 @pytest.mark.parametrize("stopwords", ["en", None])
@@ -110,19 +113,64 @@ def test_dense_finds_what_brute_force_finds(tmp_path):
         assert [hit.score for hit in hits] == pytest.approx([cosines[place] for place in ranked], abs=1e-6)
 
 
-def test_tfidf_svd_is_the_rank_reduced_tfidf(tmp_path):
-    texts = [f"{passage.title}\n{passage.text}" for passage in passages(60, vocabulary=30)]
-    encoder = TfidfSvd.fit(texts, 8, seed=1)
+def brute_force_tfidf(texts: list[str], asked: list[str]) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The vocabulary and the TF-IDF vectors (N, V) and (Q, V): (1 + ln tf) (1 + ln((1 + N) / (1 + n))), words without stop list."""
     vocabulary = sorted({word for text in texts for word in tokens(text, False)})
-    counts = np.array([[tokens(text, False).count(word) for word in vocabulary] for text in texts], float)
-    idf = np.log((1 + len(texts)) / (1 + (counts > 0).sum(0))) + 1
-    weights = np.where(counts > 0, 1 + np.log(np.maximum(counts, 1)), 0) * idf
-    _, _, directions = np.linalg.svd(weights / np.linalg.norm(weights, axis=1, keepdims=True))
-    reduced = weights @ directions[:8].T
-    reduced /= np.linalg.norm(reduced, axis=1, keepdims=True)
-    vectors = encoder.encode(texts, query=False)
-    assert encoder.vocabulary == vocabulary and vectors.dtype == np.float32
-    np.testing.assert_allclose(vectors @ vectors.T, reduced @ reduced.T, atol=0.02)
+    counts, of_asked = (np.array([[tokens(text, False).count(word) for word in vocabulary] for text in some]) for some in (texts, asked))
+    idf = 1 + np.log((1 + len(texts)) / (1 + (counts > 0).sum(0)))
+    return vocabulary, *(np.where(some > 0, 1 + np.log(np.maximum(some, 1)), 0) * idf for some in (counts, of_asked))
+
+
+def test_hashed_tfidf_is_tfidf_times_the_signs_of_each_words_hash():
+    texts = [f"{passage.title}\n{passage.text}" for passage in passages(60, vocabulary=30)]
+    asked = [*queries(20), "word3 word3 unheard", "unheard"]
+    vocabulary, weights, of_asked = brute_force_tfidf(texts, asked)
+    signs = np.zeros((len(vocabulary), 20))
+    for row, word in enumerate(vocabulary):
+        bits = "".join(f"{byte:08b}" for byte in hashlib.shake_128(word.encode()).digest(3))
+        signs[row] = [1 if bit == "1" else -1 for bit in bits[:20]]
+    encoder = HashedTfidf.fit(texts, 20)
+    for some, expected, query in ((texts, weights @ signs, False), (asked, of_asked @ signs, True)):
+        vectors = encoder.encode(some, query=query)
+        lengths = np.linalg.norm(expected, axis=1, keepdims=True)
+        assert vectors.dtype == np.float32
+        np.testing.assert_allclose(vectors, np.divide(expected, lengths, out=np.zeros_like(expected), where=lengths > 0), atol=1e-6)
+    assert not encoder.encode(["unheard"], query=True).any(), "a word that the corpus does not hold has no weight"
+
+
+def test_hashed_tfidf_keeps_the_cosines_of_tfidf():
+    texts, asked = [f"{passage.title}\n{passage.text}" for passage in passages(60)], queries(40)
+    _, weights, of_asked = brute_force_tfidf(texts, asked)
+    exact = [rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12) for rows in (weights, of_asked)]
+    encoder = HashedTfidf.fit(texts, 4096)
+    error = encoder.encode(asked, query=True) @ encoder.encode(texts, query=False).T - exact[1] @ exact[0].T
+    assert error.std() < 1.2 / math.sqrt(4096) and abs(error).max() < 6 / math.sqrt(4096)
+
+
+def test_hashed_tfidf_encodes_more_texts_than_a_block_and_none(monkeypatch):
+    texts = [f"{passage.title}\n{passage.text}" for passage in passages(100)]
+    encoder = HashedTfidf.fit(texts, 24)
+    whole = encoder.encode(texts, query=False)
+    monkeypatch.setattr(encoders, "BLOCK", 7)
+    assert (encoder.encode(texts, query=False) == whole).all() and encoder.encode([], query=True).shape == (0, 24)
+
+
+def test_hashed_tfidf_is_the_same_in_every_process():
+    """Python's own hash of a word, and the order of a set of words, differ from process to process."""
+    code = (
+        "import hashlib; from r3flow.retrieval.encoders import HashedTfidf; from tests.unit.test_retrieval import passages; "
+        "texts = [passage.text for passage in passages(50)]; "
+        "print(hashlib.sha256(HashedTfidf.fit(texts, 64).encode(texts, query=False).tobytes()).hexdigest())"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
+            check=True, capture_output=True, text=True, timeout=300,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(said) == 1 and len(said.pop().strip()) == 64
 
 
 @pytest.mark.parametrize("build", [bm25, dense])
@@ -196,7 +244,7 @@ def test_a_sentence_encoder_gets_its_prefixes_and_runs_no_foreign_code(tmp_path,
     monkeypatch.setitem(sys.modules, "sentence_transformers", types.SimpleNamespace(SentenceTransformer=_FakeModel))
     corpus = [Passage("0", "Bad", "abba"), Passage("1", "Egg", "hedge")]
     _FakeModel.seen = []
-    assert build_dense(corpus, tmp_path, "someone/e5-tiny", 99, seed=1) == 8
+    assert build_dense(corpus, tmp_path, "someone/e5-tiny", 99) == 8
     retriever = DenseRetriever(corpus, tmp_path, "someone/e5-tiny")
     assert places(retriever.search(["hedge"], 1)[0]) == [1]
     assert _FakeModel.seen == ["passage: Bad\nabba", "passage: Egg\nhedge", "passage: Bad\nabba", "query: hedge"]
@@ -210,7 +258,7 @@ def test_a_sentence_encoder_gets_its_prefixes_and_runs_no_foreign_code(tmp_path,
 def test_a_model_whose_weights_changed_under_its_name_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", types.SimpleNamespace(SentenceTransformer=_FakeModel))
     corpus = [Passage("0", "Bad", "abba"), Passage("1", "Egg", "hedge")]
-    build_dense(corpus, tmp_path, "someone/plain", 99, seed=1)
+    build_dense(corpus, tmp_path, "someone/plain", 99)
     monkeypatch.setattr(_FakeModel, "letters", "hgfedcba")
     with pytest.raises(IndexMismatchError, match="'someone/plain' encodes the first passage otherwise than when this was built"):
         DenseRetriever(corpus, tmp_path, "someone/plain")
