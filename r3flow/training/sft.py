@@ -96,16 +96,16 @@ class _Watch(TrainerCallback):
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
-        self.loss = math.nan
+        self.note = ""  # the loss of a step is known only after the step has been reported
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **_: Any) -> None:
         if logs and "loss" in logs:
-            self.loss = logs["loss"]
+            self.note = f"loss {logs['loss']:.3f}"
             values = {"loss": logs["loss"], "grad_norm": float(logs["grad_norm"]), "learning_rate": logs["learning_rate"]}
             self.reporter.metrics(values, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.reporter.progress(state.global_step, state.max_steps, f"loss {self.loss:.3f}")
+        self.reporter.progress(state.global_step, state.max_steps, self.note)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         complete(Path(args.output_dir) / f"checkpoint-{state.global_step}", {"step": state.global_step})

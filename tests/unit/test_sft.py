@@ -1,6 +1,7 @@
 """The cold start: masks, the order of samples, and a resume that is exact to the bit."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,23 @@ def test_a_killed_run_resumes_to_the_same_bits(base, tmp_path, step):
     one, two = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not all(torch.equal(one[name], value) for name, value in weights(base).items())
+
+
+class Listener(Silent):
+    """Keeps the notes of the progress."""
+
+    def __init__(self):
+        self.notes = []
+
+    def progress(self, done, total, note=""):
+        self.notes.append(note)
+
+
+def test_progress_shows_no_loss_before_one_is_known(base, tmp_path):
+    listener = Listener()
+    train_sft(PARAMS, base, [trajectory(number) for number in range(8)], SCHEDULE, tmp_path / "out", tmp_path / "work", listener)
+    assert listener.notes[0] == "" and len(listener.notes) == 4
+    assert all(re.fullmatch(r"loss \d+\.\d{3}", note) for note in listener.notes[1:])
 
 
 def test_a_context_too_small_for_every_trajectory_is_refused(base):
