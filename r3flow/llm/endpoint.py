@@ -21,12 +21,11 @@ from r3flow.params import Endpoint, Params, base_url_host
 
 WORLD = "data/world.json"
 START_S = 60.0
+Role = Literal["teacher", "judge"]
 
 
 @contextmanager
-def connect(
-    params: Params, role: Literal["teacher", "judge"], *, ledger: str | Path = DEFAULT, world: str | Path = WORLD
-) -> Iterator[ChatClient]:
+def connect(params: Params, role: Role, *, ledger: str | Path = DEFAULT, world: str | Path = WORLD) -> Iterator[ChatClient]:
     """Yield the client of `role`. Raises ConfigError for a missing key or world, EndpointError if the simulated one does not start."""
     endpoint: Endpoint = getattr(params, role)
     price = endpoint.price_usd_per_million
@@ -43,20 +42,24 @@ def connect(
         ):
             yield client
         return
-    identity = simulated_identity(params, world)
+    identity = simulated_identity(params, role, world)
     with (
         Ledger(ledger) as book,
-        _simulated(params, world) as url,
+        _simulated(params, role, world) as url,
         ChatClient(endpoint, book, role=role, identity=identity, base_url=url, use_proxies=False) as client,
     ):
         yield client
 
 
-def simulated_identity(params: Params, world: str | Path = WORLD) -> str:
-    """What the simulated endpoint's answers depend on: what it knows, how it errs, its seed. Raises ConfigError without a world."""
+def simulated_identity(params: Params, role: Role, world: str | Path = WORLD) -> str:
+    """What the simulated endpoint's answers depend on: what it knows and, for the teacher, how it errs and its seed.
+
+    The judge does not err: a stage that asks the judge alone needs neither `simulated` nor `seed`. Raises ConfigError without a world.
+    """
     if read_json(world) is None:
         raise ConfigError(f"{world}: holds no generated world, and the simulated endpoint knows nothing else; set endpoint: openai")
-    return f"simulated-{digest([file_digest(world), params.simulated.model_dump(), params.seed])}"
+    errors = [params.simulated.model_dump(), params.seed] if role == "teacher" else []
+    return f"simulated-{digest([file_digest(world), *errors])}"
 
 
 def _api_key(endpoint: Endpoint, role: str) -> str:
@@ -74,12 +77,13 @@ def _api_key(endpoint: Endpoint, role: str) -> str:
 
 
 @contextmanager
-def _simulated(params: Params, world: str | Path) -> Iterator[str]:
+def _simulated(params: Params, role: Role, world: str | Path) -> Iterator[str]:
     """Run the simulated endpoint as a process of its own and yield its base URL. It ends with the block, or with this process."""
     root = str(Path(r3flow.__file__).parent.parent)
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "r3flow.simulated.server", "--knowledge", str(world)]
-    command += ["--rates", json.dumps(params.simulated.model_dump()), "--seed", str(params.seed)]
+    if role == "teacher":
+        command += ["--rates", json.dumps(params.simulated.model_dump()), "--seed", str(params.seed)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
     assert process.stdin is not None and process.stdout is not None
     try:

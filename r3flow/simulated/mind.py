@@ -49,14 +49,16 @@ def _listed(prompt: str, name: str) -> list[str]:
 
 
 class Mind:
-    """Plans of a world (question text -> chains, see `World.knowledge`), error rates and a seed."""
+    """Plans of a world (question text -> chains, see `World.knowledge`); to teach, also error rates and a seed."""
 
-    def __init__(self, knowledge: dict[str, Any], rates: Simulated, seed: int) -> None:
+    def __init__(self, knowledge: dict[str, Any], rates: Simulated | None, seed: int) -> None:
         self.plans = {neutralise(text): plan for text, plan in knowledge.items()}
         self.rates, self.seed = rates, seed
 
-    def teach(self, prompt: str, attempt: int) -> str:
-        """The next step of the transcript that begins with the last "The question:" of `prompt`."""
+    def teach(self, prompt: str, attempt: int) -> str | None:
+        """The next step of the transcript that begins with the last "The question:" of `prompt`; None from a mind without error rates."""
+        if self.rates is None:
+            return None
         start = prompt.rfind(QUESTION)
         transcript = prompt[start:]
         question = _field(transcript, QUESTION)
@@ -67,10 +69,13 @@ class Mind:
             return f"Step {number}:\nThe problem analysis: I can not find it.\n{ANSWER} unknown"
         shown = re.findall(rf"^{re.escape(DOCUMENTS)} ?(.*)$", transcript, re.MULTILINE)
         rng = random.Random(f"{self.seed}/{question}/{attempt}/{number}")
-        analysis, last = self._next(plan, queries, shown, rng, random.Random(f"{self.seed}/{question}/{attempt}"))
+        fate = random.Random(f"{self.seed}/{question}/{attempt}")
+        analysis, last = self._next(plan, queries, shown, self.rates, rng, fate)
         return f"Step {number}:\nThe problem analysis: {analysis}\n{last}"
 
-    def _next(self, plan: dict[str, Any], queries: list[str], shown: list[str], rng: random.Random, fate: random.Random) -> tuple[str, str]:
+    def _next(
+        self, plan: dict[str, Any], queries: list[str], shown: list[str], rates: Simulated, rng: random.Random, fate: random.Random
+    ) -> tuple[str, str]:
         chains: list[list[Hop]] = [[tuple(hop) for hop in chain] for chain in plan["chains"]]
         hops = [hop for chain in chains for hop in chain]
         found = _found(hops, shown)
@@ -83,15 +88,15 @@ class Mind:
             target = hops[min(found, len(hops) - 1)]
             again = found and queries[-1].startswith(hops[found - 1][0])
             said.append(_statement(hops[found - 1]) if again else MISSED.format(relation=target[1], subject=target[0]))
-        gives_up = len(hops) >= 4 and fate.random() < self.rates.fails_four_hops
+        gives_up = len(hops) >= 4 and fate.random() < rates.fails_four_hops
         if found == len(hops):
-            if rng.random() < self.rates.needless_search and queries and found > before:
+            if rng.random() < rates.needless_search and queries and found > before:
                 return self._check(said, hops[-1])
             return self._conclude(plan, chains, said)
-        if found and ((gives_up and found >= 2) or rng.random() < self.rates.early_answer):
+        if found and ((gives_up and found >= 2) or rng.random() < rates.early_answer):
             names = [chain[0][0] for chain in chains]
             return " ".join(said), f"{ANSWER} {rng.choice(names) if len(chains) > 1 else hops[found - 1][2]}"
-        if found > before and rng.random() < self.rates.needless_search:
+        if found > before and rng.random() < rates.needless_search:
             return self._check(said, hops[found - 1])
         subject, relation, _ = hops[found]
         if len(chains) > 1 and found == len(chains[0]):
@@ -100,9 +105,9 @@ class Mind:
         missed = bool(queries) and found == before
         scale = 1 / 3 if missed else 1.0
         draw = rng.random()
-        if draw < scale * self.rates.vague_query:
+        if draw < scale * rates.vague_query:
             query = f"the {relation}"
-        elif draw < scale * (self.rates.vague_query + self.rates.partial_query):
+        elif draw < scale * (rates.vague_query + rates.partial_query):
             query = f"{rng.choice(subject.split())} {relation}"
         else:
             query = f"{subject} {relation}"

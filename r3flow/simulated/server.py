@@ -23,7 +23,7 @@ from r3flow.simulated.mind import Mind
 class Speaker(Protocol):
     """What answers the prompts; `r3flow.simulated.mind.Mind` is the one."""
 
-    def teach(self, prompt: str, attempt: int) -> str: ...
+    def teach(self, prompt: str, attempt: int) -> str | None: ...
 
     def judge_answer(self, prompt: str) -> str: ...
 
@@ -100,12 +100,13 @@ def main() -> None:
     parent = os.getppid()
     parser = argparse.ArgumentParser(description="The simulated teacher and judge, on loopback, until standard input ends.")
     parser.add_argument("--knowledge", default="data/world.json", help="what it knows; written by the stage prepare")
-    parser.add_argument("--rates", required=True, help="the params section `simulated`, as JSON")
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--rates", help="the params section `simulated`, as JSON; without it, it judges and does not teach")
+    parser.add_argument("--seed", type=int, default=0, help="of the teacher's errors")
     parser.add_argument("--port", type=int, default=0)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the stage ends first and closes the pipe
-    mind = Mind(read_json(arguments.knowledge), Simulated.model_validate_json(arguments.rates), arguments.seed)
+    rates = None if arguments.rates is None else Simulated.model_validate_json(arguments.rates)
+    mind = Mind(read_json(arguments.knowledge), rates, arguments.seed)
     with LocalServer(ChatEndpoint(mind), arguments.port) as server:
         print(f"{server.url}/v1", flush=True)
         _wait_for_the_parent(parent)

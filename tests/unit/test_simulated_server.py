@@ -18,6 +18,11 @@ from r3flow.files import write_json
 from r3flow.llm.client import Request
 from r3flow.llm.endpoint import connect, simulated_identity
 from r3flow.llm.judge import Judge, VerdictItem
+from r3flow.params import Simulated
+from r3flow.simulated.mind import Mind
+from r3flow.simulated.server import ChatEndpoint
+from r3flow.workdir import read_stages
+from stages._runner import narrow
 from tests.llm_fakes import PARAMS, BadServer, params
 
 ROOT = Path(__file__).parents[2]
@@ -113,20 +118,56 @@ def test_proxy_settings_do_not_reach_loopback(tmp_path, monkeypatch):
         assert client.run(client.complete(Request("", "The question: Who?\n"))).paid
 
 
-def test_the_identity_is_the_world_the_rates_and_the_seed(tmp_path):
+def test_the_teachers_identity_is_the_world_the_rates_and_the_seed(tmp_path):
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     write_json(one, {"Who?": 1})
     write_json(two, {"Who?": 2})
     other = params(simulated={"vague_query": 0.5})
-    names = [simulated_identity(PARAMS, one), simulated_identity(PARAMS, two), simulated_identity(other, one)]
-    names.append(simulated_identity(PARAMS.model_copy(update={"seed": 99}), one))
+    names = [simulated_identity(PARAMS, "teacher", one), simulated_identity(PARAMS, "teacher", two)]
+    names += [simulated_identity(other, "teacher", one), simulated_identity(PARAMS.model_copy(update={"seed": 99}), "teacher", one)]
     assert len(set(names)) == 4
-    assert simulated_identity(params(teacher={"concurrency": 1}), one) == names[0]
+    assert simulated_identity(params(teacher={"concurrency": 1}), "teacher", one) == names[0]
     write_json(one, None)
     with pytest.raises(ConfigError, match="endpoint: openai"):
-        simulated_identity(PARAMS, one)
+        simulated_identity(PARAMS, "teacher", one)
     with pytest.raises(DataError, match="no such file"):
-        simulated_identity(PARAMS, tmp_path / "none.json")
+        simulated_identity(PARAMS, "teacher", tmp_path / "none.json")
+
+
+def test_the_judges_identity_is_the_world_alone(tmp_path):
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    write_json(one, {"Who?": 1})
+    write_json(two, {"Who?": 2})
+    other = params(simulated={"vague_query": 0.5}).model_copy(update={"seed": 99})
+    judge = simulated_identity(PARAMS, "judge", one)
+    assert simulated_identity(other, "judge", one) == judge
+    assert len({judge, simulated_identity(PARAMS, "judge", two), simulated_identity(PARAMS, "teacher", one)}) == 3
+
+
+@pytest.mark.parametrize("address", ["filter", "ppo", "evaluate@base"])
+def test_a_stage_that_asks_the_judge_alone_lists_no_teachers_errors(tmp_path, address):
+    """The judge starts and answers with just the params that `dvc.yaml` lists for the stage; asked to teach, it refuses."""
+    write_json(tmp_path / "world.json", {})
+    stage = read_stages(ROOT)[address]
+    assert not [name for name in stage.params if name.split(".")[0] == "simulated"]
+    with connect(narrow(PARAMS, stage), "judge", ledger=tmp_path / "l", world=tmp_path / "world.json") as client:
+        assert Judge(client).verdict([VerdictItem("Q?", ("Red Rose",), "red rose")]) == [True]
+
+
+def test_without_error_rates_it_does_not_teach():
+    reply = ChatEndpoint(Mind({}, None, 0))("POST", "/v1/chat/completions", chat("simulated-teacher", "The question: Who?\n"))
+    assert reply.status == 404 and b"no such model or task: simulated-teacher" in reply.body
+
+
+def test_the_judge_answers_the_same_whatever_the_teachers_rates_and_seed():
+    plan = {"chains": [[["Red Rose", "director", "Ann Lee"], ["Ann Lee", "birthplace", "Oslo"]]], "earlier": False, "answer": "Oslo"}
+    rates = Simulated(partial_query=1.0, vague_query=1.0, needless_search=1.0, early_answer=1.0, fails_four_hops=1.0)
+    minds = [Mind({"Where?": plan}, None, 0), Mind({"Where?": plan}, rates, 7)]
+    found = "Task: relevance\nQuestion: Where?\nPassages seen before:\nQuery: q\nPassages found:\n- {}: text"
+    answer = "Task: answer\nQuestion: Where?\nGold answers:\n- Oslo\nPrediction: {}"
+    for mind in minds:
+        assert [mind.judge_relevance(found.format(title)) for title in ("Ann Lee", "Oslo")] == ['{"relevance": 1.0}', '{"relevance": 0.0}']
+        assert [mind.judge_answer(answer.format(said)) for said in ("oslo", "Rome")] == ['{"correct": true}', '{"correct": false}']
 
 
 def test_the_simulated_endpoint_does_not_outlive_a_killed_parent(tmp_path):
