@@ -18,6 +18,7 @@ from r3flow.files import digest, file_digest, read_json
 from r3flow.llm.client import ChatClient
 from r3flow.llm.ledger import DEFAULT, Ledger
 from r3flow.params import Endpoint, Params, base_url_host
+from r3flow.simulated.mind import REVISION
 
 WORLD = "data/world.json"
 START_S = 60.0
@@ -52,14 +53,14 @@ def connect(params: Params, role: Role, *, ledger: str | Path = DEFAULT, world: 
 
 
 def simulated_identity(params: Params, role: Role, world: str | Path = WORLD) -> str:
-    """What the simulated endpoint's answers depend on: what it knows and, for the teacher, how it errs and its seed.
+    """What the simulated endpoint's answers depend on: its revision, what it knows and, for the teacher, how it errs and its seed.
 
     The judge does not err: a stage that asks the judge alone needs neither `simulated` nor `seed`. Raises ConfigError without a world.
     """
     if read_json(world) is None:
         raise ConfigError(f"{world}: holds no generated world, and the simulated endpoint knows nothing else; set endpoint: openai")
     errors = [params.simulated.model_dump(), params.seed] if role == "teacher" else []
-    return f"simulated-{digest([file_digest(world), *errors])}"
+    return f"simulated-{digest([REVISION, file_digest(world), *errors])}"
 
 
 def _api_key(endpoint: Endpoint, role: str) -> str:

@@ -16,6 +16,9 @@ from r3flow.data.encyclopedia import RELATIONS, compare, state
 from r3flow.params import Simulated
 from r3flow.protocol.r3rag import ANSWER, DOCUMENTS, QUERY, QUESTION, neutralise
 
+REVISION = 1
+"""Raise it when any answer to a prompt changes: as a part of the endpoint's identity, it keeps the answers of older code apart."""
+
 Hop = tuple[str, str, str]
 
 NEED = "I need the {relation} of {subject}."

@@ -134,6 +134,14 @@ def test_the_teachers_identity_is_the_world_the_rates_and_the_seed(tmp_path):
         simulated_identity(PARAMS, "teacher", tmp_path / "none.json")
 
 
+@pytest.mark.parametrize("role", ["teacher", "judge"])
+def test_a_new_revision_is_another_identity(tmp_path, monkeypatch, role):
+    write_json(tmp_path / "world.json", {})
+    before = simulated_identity(PARAMS, role, tmp_path / "world.json")
+    monkeypatch.setattr("r3flow.llm.endpoint.REVISION", 0)
+    assert simulated_identity(PARAMS, role, tmp_path / "world.json") != before
+
+
 def test_the_judges_identity_is_the_world_alone(tmp_path):
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     write_json(one, {"Who?": 1})
