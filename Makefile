@@ -21,7 +21,7 @@ help:
 	@echo "make lint        ruff, mypy, import directions, dependencies of dvc.yaml"
 	@echo "make bench       speed, as ratios measured side by side"
 	@echo "make seeds       the results table: three seeds (30 minutes)"
-	@echo "make base-model  train models/tiny-base again (under an hour)"
+	@echo "make base-model  train models/tiny-base again and measure how it reads (under an hour)"
 	@echo "make clean       remove what the pipeline made, but not the ledger of paid calls"
 
 setup: .venv/installed
@@ -67,6 +67,7 @@ seeds: setup
 
 base-model: setup
 	@$(PY) -m r3flow.training.base_model
+	@$(PY) -m benchmarks.reading
 
 # the ledger (.work/ledger.jsonl) holds what was paid for; the caches of DVC hold results: both stay
 clean:

@@ -1,6 +1,6 @@
 """`make base-model`: the tokenizer and the pre-training of `models/tiny-base`, from nothing, on two cores.
 
-A stock LlamaForCausalLM of about a million parameters, so that nothing in the pipeline is special to it. Any Hugging Face causal
+A stock LlamaForCausalLM of 1.3 million parameters, so that nothing in the pipeline is special to it. Any Hugging Face causal
 language model takes its place through `policy.base`.
 """
 
@@ -24,8 +24,9 @@ from r3flow.params import World as WorldParams
 from r3flow.protocol import r3rag
 from r3flow.simulated.mind import phrases
 
-STEPS, BATCH, EASY_STEPS, SEED = 2000, 48, 60, 20_261
-MUON_LR, ADAM_LR, CLIP, WARMUP = 0.02, 2e-3, 1.0, 0.05
+STEPS, TOKENS, SEED = 2200, 6000, 20_261
+MUON_LR, ADAM_LR, CLIP, WARMUP = 0.012, 1e-2, 1.0, 20
+WIDTH, LAYERS, HEADS = 128, 4, 4
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -34,7 +35,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     The protocol's headings are ordinary (not special) added tokens, as a domain tokenizer would have them; they save steps.
     """
     rng = random.Random(SEED)
-    texts = [part for _ in range(4000) for part in pretraining_sample(rng)]
+    texts = ["".join(text for text, _ in pretraining_sample(rng)) for _ in range(4000)]
     sample = generate_world(SEED, WorldParams(train_questions=2000, dev_questions=10, test_questions=10, passages=6000))
     # only wordings are learned from the sample: every name part is in the vocabulary anyway, whichever half it comes from
     texts += [f" {question.question}" for question in sample.questions["train"]] + phrases()
@@ -55,18 +56,44 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(vocabulary: int) -> LlamaForCausalLM:
-    """The untrained model: embeddings of standard deviation d^-0.5, zero output projections."""
+    """The untrained model: a stock Llama whose attention begins near its goal (Trockman and Kolter 2023, "Mimetic initialization").
+
+    The heads of the first layer look one to four tokens back, by their biases; the values of the other layers come back as what they are,
+    scaled down. From a plain start the model has not learned within 10 million tokens which of two passages a fact is in.
+    """
+    size = WIDTH // 2
     config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=2048, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None, rms_norm_eps=1e-5,
-        initializer_range=128**-0.5,
+        vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        num_key_value_heads=HEADS, head_dim=size, attention_bias=True, max_position_embeddings=2048, tie_word_embeddings=True,
+        pad_token_id=0, eos_token_id=1, bos_token_id=None, rms_norm_eps=1e-5, initializer_range=WIDTH**-0.5,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     with torch.no_grad():
+        model.model.embed_tokens.weight.normal_(0, 1)
+        model.model.norm.weight.fill_(0.25)  # embeddings of length sqrt(d) would give too sure a first guess
         for name, weight in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 weight.zero_()
+            elif name.endswith(("q_proj.bias", "k_proj.bias")):
+                weight.normal_(0, 0.3)
+        first, *others = [layer.self_attn for layer in model.model.layers]
+        for head in range(HEADS):
+            rows = slice(head * size, (head + 1) * size)
+            first.k_proj.bias[rows] = 1.0
+            first.q_proj.bias[rows] = _turned(torch.ones(size), -(head + 1))
+        torch.nn.init.orthogonal_(first.o_proj.weight).mul_(0.5)
+        for attention in others:
+            torch.nn.init.orthogonal_(attention.v_proj.weight)
+            attention.o_proj.weight.copy_(0.5 * attention.v_proj.weight.T)
     return model
+
+
+def _turned(vector: torch.Tensor, places: int) -> torch.Tensor:
+    """`vector` (d,) as rotary positions of base 10,000 turn it over `places` tokens."""
+    half = len(vector) // 2
+    angles = places * 10_000.0 ** (-torch.arange(half) / half)
+    a, b = vector[:half], vector[half:]
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()])
 
 
 class Muon(torch.optim.Optimizer):
@@ -95,26 +122,33 @@ class Muon(torch.optim.Optimizer):
                 weight.add_(x.T if tall else x, alpha=-group["lr"] * scale)
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, rng: random.Random, easy: bool, count: int = 10) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """`count` batches of (ids, labels), both (B, T), of rows of like length; labels are -100 on contexts and padding."""
-    rows = []
-    for _ in range(count * BATCH):
-        context, statements = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in pretraining_sample(rng, easy=easy))
-        rows.append((context + statements + [1], [-100] * len(context) + statements + [1]))
+def batches(tokenizer: PreTrainedTokenizerFast, rng: random.Random, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """About ten batches of (ids, labels), both (B, T) with B x T at most TOKENS, of rows of like length; a label of -100 is not learned."""
+    rows: list[tuple[list[int], list[int]]] = []
+    while sum(len(ids) for ids, _ in rows) < 10 * TOKENS:
+        ids: list[int] = []
+        labels: list[int] = []
+        for text, learned in pretraining_sample(rng, step):
+            piece = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids += piece
+            labels += piece if learned else [-100] * len(piece)
+        rows.append((ids, labels))
     rows.sort(key=lambda row: len(row[0]))
     result = []
-    for start in range(0, len(rows), BATCH):
-        part = rows[start : start + BATCH]
+    while rows:
+        count = next(size for size in range(len(rows), 0, -1) if size == 1 or size * len(rows[size - 1][0]) <= TOKENS)
+        part, rows = rows[:count], rows[count:]
         width = len(part[-1][0])
-        ids = torch.tensor([row + [0] * (width - len(row)) for row, _ in part])
-        labels = torch.tensor([row + [-100] * (width - len(row)) for _, row in part])
-        result.append((ids, labels))
+        padded = torch.tensor([row + [0] * (width - len(row)) for row, _ in part])
+        wanted = torch.tensor([row + [-100] * (width - len(row)) for _, row in part])
+        result.append((padded, wanted))
     rng.shuffle(result)
     return result
 
 
 def train(out: Path, steps: int) -> None:
-    """Pre-train and save. The result depends on SEED, the machine's kind and the number of threads alone."""
+    """Pre-train and save, on one thread: sums of several come in another order. So the result depends on SEED and the machine's kind."""
+    torch.set_num_threads(1)
     torch.manual_seed(SEED)
     rng, tokenizer = random.Random(SEED + 1), build_tokenizer()
     model = build_model(len(tokenizer))
@@ -124,7 +158,7 @@ def train(out: Path, steps: int) -> None:
         Muon(matrices, lr=MUON_LR),
         torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    warmup = max(1, int(WARMUP * steps))
+    warmup = WARMUP
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -136,7 +170,7 @@ def train(out: Path, steps: int) -> None:
     losses: list[float] = []
     queue: list[tuple[torch.Tensor, torch.Tensor]] = []
     for step in range(steps):
-        queue = queue or batches(tokenizer, rng, step < EASY_STEPS)
+        queue = queue or batches(tokenizer, rng, step)
         ids, labels = queue.pop()
         # fp32: on processors without bf16 units autocast is ten times slower
         hidden = model.model(ids).last_hidden_state[:, :-1]
@@ -163,7 +197,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path,
     with replacing(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        write_json(folder / "pretraining.json", {"seed": SEED, "steps": steps, "batch": BATCH, "tokens": tokens, "loss": round(loss, 4)})
+        write_json(folder / "pretraining.json", {"seed": SEED, "steps": steps, "tokens": tokens, "loss": round(loss, 4)})
 
 
 if __name__ == "__main__":

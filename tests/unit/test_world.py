@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from r3flow.data.names import KINDS, distinct, draw, half_of
-from r3flow.data.pretrain import pretraining_sample
+from r3flow.data.pretrain import RECALL, REPETITION, pretraining_sample
 from r3flow.data.world import MIX, generate_world
 from r3flow.errors import ConfigError
 from r3flow.params import Simulated
@@ -84,7 +84,8 @@ def test_no_world_shares_a_name_with_the_pretraining_text():
         assert all(half_of(name) == "world" for name in distinct(kind, random.Random(1), "world"))
         assert all(half_of(draw(kind, random.Random(i), "pretraining")) == "pretraining" for i in range(50))
     rng = random.Random(0)
-    text = " ".join(part for _ in range(300) for part in pretraining_sample(rng))
+    steps = (None, 0, REPETITION, RECALL)
+    text = " ".join(part for step in steps for _ in range(150) for part, _ in pretraining_sample(rng, step))
     names = [title for title in PAGES if " " in title]
     assert not [name for name in names if f" {name} " in text]
 
