@@ -1,44 +1,24 @@
 """The smallest profile through a real `dvc repro` in a folder of its own: whole, repeatable, and cached as the graph says."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from r3flow.workdir import read_stages
+from tests.small_project import dvc
 from tests.toy_project import runs
 
-ROOT = Path(__file__).parents[2]
 SYSTEMS = {"base", "rag", "cold_start", "control", "ppo"}
 KEYS = {"n", "em", "em_ci95", "f1", "acc", "format_valid", "searches", "tokens", "tokens_per_right", "gold_recall", "by_type"}
 
 
-def dvc(folder, *arguments):
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "dvc", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500, check=False)
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("repro") / "project"
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in listed.splitlines():
-        # what a run of the demo leaves beside the code is no part of it
-        if not name.startswith(("metrics/", "plots/", "dvc.lock")) and (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    shutil.copy2(ROOT / "params/test.yaml", folder / "params.yaml")
-    for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "t"]):
-        subprocess.run(["git", *command], cwd=folder, check=True)
-    done = dvc(folder, "repro")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return folder
+@pytest.fixture(name="project")
+def _project(small_run):
+    return small_run
 
 
 def results(folder):
