@@ -283,7 +283,9 @@ class _Iterations(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer = self.trainer
         if state.global_step == 0 and trainer.dev_questions:
-            trainer.curve.finish(0, {"dev_em": trainer.evaluate_dev()})
+            start = {"dev_em": trainer.evaluate_dev()}
+            trainer.curve.finish(0, start)
+            trainer.reporter.metrics(start, 0)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.trainer.critic is not None:

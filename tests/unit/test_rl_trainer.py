@@ -290,11 +290,12 @@ def test_the_curve_and_the_reporter_tell_of_every_iteration(tmp_path):
     listener = Listener()
     trainer = toy.trainer(tmp_path, toy.settings(), reporter=listener)
     trainer.train()
-    assert sorted(listener.rows) == [1, 2, 3, 4]
+    assert sorted(listener.rows) == [0, 1, 2, 3, 4]
+    assert set(listener.rows[0]) == {"dev_em"}  # the live curve starts where training starts
     wanted = {"approx_kl", "clip_fraction", "explained_variance", "entropy", "kl", "searches", "answer_rate", "em", "tokens", "unknown"}
     wanted |= {"reward", "reward_outcome", "reward_process", "reward_format", "judge_calls", "seconds/rollouts", "seconds/update"}
     assert wanted <= set(listener.rows[1])
-    assert [step for step, row in listener.rows.items() if "dev_em" in row] == [2, 4]
+    assert [step for step, row in listener.rows.items() if "dev_em" in row] == [0, 2, 4]
     text = trainer.curve.csv()
     assert "seconds" not in text
     assert "judge_calls" not in text
