@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-NAMES = ("rollouts", "ppo_update", "chat_calls")
+NAMES = ("rollouts", "ppo_update", "chat_calls", "orchestration")
 
 if __name__ == "__main__":
     statuses = {}
