@@ -22,6 +22,8 @@ from typing import IO, Any
 from flows import ROOT
 
 _GRACE_S = 5.0
+_ADVICE = ("To track the changes with git, run:", "git add ", "To enable auto staging, run:", "dvc config core.autostage", "Use `dvc push`")
+"""How DVC's lines begin that advise who sits at a terminal; after every stage they would be most of a task's log."""
 
 
 class CommandFailedError(Exception):
@@ -156,7 +158,7 @@ def held(name: str, root: Path = ROOT) -> Iterator[Holder]:
 
 
 def run_stage(address: str, holder: Holder, say: Callable[[str], None], root: Path = ROOT) -> bool:
-    """Bring one stage up to date; each line it prints goes to `say`. Returns whether it ran (False: it was up to date or restored).
+    """Bring one stage up to date; its lines, but for DVC's advice, go to `say`. Returns whether it ran (False: up to date or restored).
 
     Raises StageFailedError.
     """
@@ -182,7 +184,8 @@ def run_stage(address: str, holder: Holder, say: Callable[[str], None], root: Pa
         for line in process.stdout:
             if line.strip():
                 last = line.strip()
-                say(line.rstrip())
+                if not last.startswith(_ADVICE):
+                    say(line.rstrip())
                 ran = ran or line.startswith(f"Running stage '{address}'")
         code = process.wait()
     finally:

@@ -15,14 +15,16 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture, wait
+from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import Field
 
 from flows.commands import CommandFailedError, Holder, StageFailedError, check_free, check_params, held, run_stage, said, stages_of
 
@@ -63,15 +65,15 @@ def _workers(count: int) -> Any:
 
 
 @flow(name="r3flow", task_runner=_workers(int(os.environ.get("R3FLOW_PARALLEL", "1"))), persist_result=False)
-def pipeline(retries: int = 2, retry_delay_s: int = 60) -> None:
-    """Bring every stage up to date, in topological order as DVC gives it.
-
-    `retries`: how often a stage is tried again when it says that this can help, `retry_delay_s` seconds later.
-    """
+def pipeline(
+    retries: Annotated[int, Field(ge=0, description="How often a stage is tried again when it says that this can help")] = 2,
+    retry_delay_s: Annotated[int, Field(ge=0, description="Seconds before such a try")] = 60,
+) -> None:
+    """Bring every stage up to date, in topological order as DVC gives it. MLflow's run bears the name of this one."""
     logger = get_run_logger()
     check_params()
     needs = stages_of()
-    with held("flow") as holder, _no_orphans(holder):
+    with held(f"flow {flow_run.name}") as holder, _no_orphans(holder):
         logger.info("Execution %s: %s", holder.id, ", ".join(needs))
         futures: dict[str, PrefectFuture[Any]] = {}
         for address, before in needs.items():
@@ -94,7 +96,8 @@ def _show_results(logger: Any) -> None:
         logger.warning("No table of results: %s", error)
         return
     logger.info("Results\n%s", table)
-    create_markdown_artifact(key="results", markdown=f"# Held-out results\n\n```\n{table}\n```\n", description="Held-out results by system")
+    ruled = table.replace("─", "-")  # the page's font draws that line wider than its letters
+    create_markdown_artifact(key="results", markdown=f"```\n{ruled.strip()}\n```\n", description="Held-out results by system")
 
 
 def _leave(signum: int, frame: object) -> NoReturn:

@@ -5,6 +5,7 @@ PREFECT_PORT (4200) and MLFLOW_PORT (5000) choose the ports.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -66,6 +67,13 @@ def wait_for(name: str, url: str, process: subprocess.Popen[bytes]) -> None:
     raise UIError(f"{name} did not answer within {_START_S:.0f} s; see {_log(name)}")
 
 
+def runs_page(mlflow_url: str) -> str:
+    """MLflow's table of runs. Its front page, and the experiment's without this mode, show traces and prompts, of which there are none."""
+    with urlopen(f"{mlflow_url}/api/2.0/mlflow/experiments/get-by-name?experiment_name=r3flow", timeout=60) as answer:
+        id = json.load(answer)["experiment"]["experiment_id"]
+    return f"{mlflow_url}/#/experiments/{id}?workflowType=machine_learning"
+
+
 def _log(name: str) -> Path:
     return (LOGS / f"{name}.log").relative_to(ROOT)
 
@@ -99,9 +107,13 @@ def main() -> int:
             wait_for("prefect", f"{prefect_url}/api/health", prefect)
             deployment = start(stack, "deployment", [sys.executable, "-m", "flows.serve"], env)
             wait_for("mlflow", f"{mlflow_url}/health", mlflow)
+            try:
+                page = runs_page(mlflow_url)
+            except (OSError, KeyError, ValueError):  # its database could not be made; the line above says why
+                page = mlflow_url
             wait_for("deployment", f"{prefect_url}/api/deployments/name/r3flow/pipeline", deployment)
             print(f"Prefect  {prefect_url}   (deployment r3flow/pipeline: run it, schedule it)")
-            print(f"MLflow   {mlflow_url}\nCtrl-C ends both.", flush=True)
+            print(f"MLflow   {page}   (select runs to compare them)\nCtrl-C ends both.", flush=True)
             while all(process.poll() is None for process in (prefect, mlflow, deployment)):
                 time.sleep(0.5)
             raise UIError(f"a server ended; see {LOGS.relative_to(ROOT)}/")

@@ -1,6 +1,7 @@
 """Flows on a toy DVC project: order, retries, and that no stage outlives its flow. Two runs need Prefect's own server."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -57,7 +58,8 @@ def test_a_stage_says_whether_it_ran_and_its_lines_are_handed_on(toy):
             pass
         second = python(toy, "-m", "flows.pipeline")
         assert second.returncode == 1 and len(second.stderr.splitlines()) == 1 and "another run works in" in second.stderr
-    assert "a: 3/3  loss 0.33" in " ".join(lines)
+    assert "a: 3/3  loss 0.33" in " ".join(lines) and "Running stage 'a':" in lines
+    assert not [line for line in lines if "git add" in line or "dvc push" in line or "autostage" in line]
     assert {run["name"].split(" ")[0]: run["status"] for run in runs(toy)} == {"flow": "FINISHED", "a": "FINISHED"}
 
 
@@ -109,6 +111,8 @@ def test_the_flow_without_a_server_retries_what_can_be_retried(toy):
     for name in ("a", "b@x", "b@y"):
         assert f"Task run '{name}' - Finished in state Completed" in done.stderr
     assert "down once" not in done.stderr and "the endpoint does not answer" in done.stderr  # the log of the first try is streamed
+    name = re.search(r"Beginning flow run '([\w-]+)'", done.stderr).group(1)
+    assert [run["name"].rsplit(" ", 2)[0] for run in runs(toy) if run["parent"] is None] == [f"flow {name}"]
     x = [run["status"] for run in runs(toy) if run["name"] == "b@x"]
     assert x == ["FAILED", "FINISHED"]
     assert "Data and pipelines are up to date" in call(toy, "dvc", "status").stdout

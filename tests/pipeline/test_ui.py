@@ -31,11 +31,13 @@ def test_both_pages_and_the_deployment_are_there_until_interrupted(tmp_path):
             line = process.stdout.readline()
             assert line, f"it ended early: {said}"
             said += line
-        assert f"http://127.0.0.1:{prefect}" in said and f"http://127.0.0.1:{mlflow}" in said
+        assert f"http://127.0.0.1:{prefect}" in said
+        assert f"http://127.0.0.1:{mlflow}/#/experiments/1?workflowType=machine_learning" in said  # else it opens on traces
         with urlopen(f"http://127.0.0.1:{prefect}/ui-settings") as answer:
             assert json.load(answer)["api_url"] == f"http://127.0.0.1:{prefect}/api"  # else the page calls port 4200
         with urlopen(f"http://127.0.0.1:{prefect}/api/deployments/name/r3flow/pipeline") as answer:
-            assert json.load(answer)["parameters"] is not None
+            fields = json.load(answer)["parameter_openapi_schema"]["properties"]
+        assert all(field["description"] and field["minimum"] == 0 for field in fields.values()) and len(fields) == 2
         with urlopen(f"http://127.0.0.1:{mlflow}/") as answer:
             assert b"<html" in answer.read()
         children = psutil.Process(process.pid).children(recursive=True)
