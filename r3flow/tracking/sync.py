@@ -169,7 +169,9 @@ class Sync:
             results |= flat_results(events[-1].get("results", {}) if events else {})
         params = {name: value for entry in good.values() for name, value in flat_params(entry.params).items()}
         tags = {"r3flow.up_to_date": " ".join(good), **({"r3flow.state": lock_digest(lock)} if lock else {})}
-        self._store.log(parent, metrics=[(name, value, now, 0) for name, value in results.items()], params=params, tags=tags)
+        # breakdowns stay with the stages: they would be three in four of the metrics that a comparison of executions shows
+        whole = [(name, value, now, 0) for name, value in results.items() if "/by_" not in name]
+        self._store.log(parent, metrics=whole, params=params, tags=tags)
         for path, folder in (("params.yaml", None), ("dvc.lock", None), ("report/index.html", "report")):
             if good and (self._root / path).is_file() and (folder is None or "report" in good):
                 self._store.artifact(parent, self._root / path, folder)

@@ -21,7 +21,8 @@ def fake_lock(toy):
     """A toy project as `dvc repro` leaves it, without DVC."""
     files = {
         "a.txt": "1 one", "b/x.txt": "1", "b/y.txt": "1", "metrics/a.json": '{"count": 3, "nested": {"share": 0.5}, "name": "text"}',
-        "metrics/evaluate/x.json": '{"em": 0.5, "em_ci95": [0.4, 0.6]}', "metrics/evaluate/y.json": '{"em": 0.25, "em_ci95": [0.2, 0.3]}',
+        "metrics/evaluate/x.json": '{"em": 0.5, "em_ci95": [0.4, 0.6], "by_type": {"comparison": {"em": 0.75}}}',
+        "metrics/evaluate/y.json": '{"em": 0.25, "em_ci95": [0.2, 0.3]}',
     }  # fmt: skip
     for name, text in files.items():
         (toy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -67,6 +68,7 @@ def test_a_lock_and_metrics_files_alone_make_the_rows(synced):
     assert set(children) == {"a", "b@x", "b@y"}
     x = children["b@x"]
     assert x["tags"]["dvc.in.a.txt"] == hashed("1 one") and x["tags"]["dvc.out.b/x.txt"] == hashed("1") and x["metrics"]["eval/x/em"] == 0.5
+    assert x["metrics"]["eval/x/by_type/comparison/em"] == 0.75  # breakdowns are the stage's alone
 
 
 def test_a_second_sync_changes_nothing(synced):
