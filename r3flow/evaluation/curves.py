@@ -100,7 +100,8 @@ def curve(title: str, x_title: str, xs: Sequence[float | None], ys: Sequence[flo
     def place_y(y: float) -> float:
         return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
 
-    x_grid = [x for x in nice(x_low, x_high, 4) if x_low <= x <= x_high]
+    whole = all(x == int(x) for x, _ in points)  # there is no iteration 1.5
+    x_grid = [x for x in nice(x_low, x_high, 4) if x_low <= x <= x_high and (not whole or x == int(x))]
     return Curve(
         title,
         x_title,

@@ -117,7 +117,7 @@ def _verdict(gap: Mapping[str, Any]) -> str:
         return f"{points} more than {{other}} {interval}"
     if gap["em_ci95"][1] < 0:
         return f"{points} fewer than {{other}} {interval}"
-    return f"which these questions cannot tell from {{other}} {interval}"
+    return f"no clear difference from {{other}} on these questions {interval}"
 
 
 def _headline(metrics: Mapping[str, Any]) -> dict[str, str]:
