@@ -32,10 +32,14 @@ class Positions:
 
     def read(self, chunk: Chunk, *, logits: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         """(logits (M, V), hidden states (M, d)) that predict the chunk's learned tokens; no logits (0, V) if they are not wanted."""
+        return self.read_at(chunk.ids, chunk.positions, logits=logits)
+
+    def read_at(self, ids: torch.Tensor, positions: torch.Tensor, *, logits: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for ids (B, T), padded on the right (a causal model needs no mask for that), at places (M,) of the flattened (B*T)."""
         device = next(self.model.parameters()).device
-        self._wanted, self._head = chunk.positions.to(device), logits
+        self._wanted, self._head = positions.to(device), logits
         try:
-            output = self.model(input_ids=chunk.ids.to(device), use_cache=False)
+            output = self.model(input_ids=ids.to(device), use_cache=False)
         finally:
             self._wanted = None
         hidden, self._hidden = self._hidden, None

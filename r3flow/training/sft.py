@@ -30,6 +30,7 @@ from r3flow.progress import Reporter
 from r3flow.protocol import PROTOCOLS
 from r3flow.tokens import Encoded, TokenStream
 from r3flow.training.checkpoints import complete, last_whole, save_policy
+from r3flow.training.forward import Positions
 from r3flow.trajectory import Trajectory
 
 
@@ -51,15 +52,19 @@ class Schedule:
 class PolicyTokenTrainer(SFTTrainer):
     """SFTTrainer whose loss takes logits where the policy wrote, and nowhere else: the same loss, less work."""
 
+    def __init__(self, model: Any, **settings: Any) -> None:
+        super().__init__(model=model, **settings)
+        self.positions = Positions(model)
+
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         labels = inputs["labels"][:, 1:]
         wanted = labels != -100
-        outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False)
-        logits = outputs.logits[:, :-1][wanted].float()
-        total = torch.nn.functional.cross_entropy(logits, labels[wanted], reduction="sum")
+        # padded on the right: no mask, which would cost the fast attention kernel
+        logits, _ = self.positions.read_at(inputs["input_ids"][:, :-1], wanted.reshape(-1).nonzero().squeeze(-1))
+        total = torch.nn.functional.cross_entropy(logits.float(), labels[wanted], reduction="sum")
         count = wanted.sum() if num_items_in_batch is None else num_items_in_batch
         loss = total / count
-        return (loss, outputs) if return_outputs else loss
+        return (loss, {"logits": logits}) if return_outputs else loss
 
 
 def planned_order(lengths: Sequence[int], schedule: Schedule, seed: int) -> list[int]:
