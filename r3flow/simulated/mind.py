@@ -16,7 +16,7 @@ from r3flow.data.encyclopedia import RELATIONS, compare, state
 from r3flow.params import Simulated
 from r3flow.protocol.r3rag import ANSWER, DOCUMENTS, QUERY, QUESTION, neutralise
 
-REVISION = 2
+REVISION = 1
 """Raise it when any answer to a prompt changes: as a part of the endpoint's identity, it keeps the answers of older code apart."""
 
 Hop = tuple[str, str, str]
@@ -97,9 +97,8 @@ class Mind:
                 return self._check(said, hops[-1])
             return self._conclude(plan, chains, said)
         if found and ((gives_up and found >= 2) or rng.random() < rates.early_answer):
-            # what was found last, also where two entities are compared: one of the two names would be right every other time, and
-            # rejection sampling would keep the guess as a model to imitate
-            return " ".join(said), f"{ANSWER} {hops[found - 1][2]}"
+            names = [chain[0][0] for chain in chains]
+            return " ".join(said), f"{ANSWER} {rng.choice(names) if len(chains) > 1 else hops[found - 1][2]}"
         if found > before and rng.random() < rates.needless_search:
             return self._check(said, hops[found - 1])
         subject, relation, _ = hops[found]
