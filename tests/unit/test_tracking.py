@@ -37,9 +37,9 @@ def fake_lock(toy):
         }
 
     stages = {
-        "a": entry({"seed": 1, "report": {"trajectories": 40}}, ["input.txt"], ["a.txt", "metrics/a.json"]),
-        "b@x": entry({"seed": 1}, ["a.txt"], ["b/x.txt", "metrics/evaluate/x.json"]),
-        "b@y": entry({"seed": 1}, ["input.txt"], ["b/y.txt", "metrics/evaluate/y.json"]),
+        "a": entry({"seed": 3, "report": {"trajectories": 40}}, ["input.txt"], ["a.txt", "metrics/a.json"]),
+        "b@x": entry({"seed": 3}, ["a.txt"], ["b/x.txt", "metrics/evaluate/x.json"]),
+        "b@y": entry({"seed": 3}, ["input.txt"], ["b/y.txt", "metrics/evaluate/y.json"]),
     }
     (toy / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
     return toy
@@ -63,7 +63,7 @@ def test_a_lock_and_metrics_files_alone_make_the_rows(synced):
         "a/count": 3.0, "a/nested/share": 0.5, "eval/x/em": 0.5, "eval/x/em_ci95/low": 0.4, "eval/x/em_ci95/high": 0.6,
         "eval/y/em": 0.25, "eval/y/em_ci95/low": 0.2, "eval/y/em_ci95/high": 0.3,
     }  # fmt: skip
-    assert parents[0]["params"] == {"seed": "1", "report.trajectories": "40"} and parents[0]["tags"]["mlflow.source.git.commit"]
+    assert parents[0]["params"] == {"seed": "3", "report.trajectories": "40"} and parents[0]["tags"]["mlflow.source.git.commit"]
     children = {run["tags"]["r3flow.stage"]: run for run in found if run["parent"] == parents[0]["id"]}
     assert set(children) == {"a", "b@x", "b@y"}
     x = children["b@x"]
@@ -92,10 +92,10 @@ def test_what_is_no_longer_up_to_date_is_not_claimed(tmp_path):
 def test_an_edit_after_a_run_takes_nothing_from_its_row(tmp_path):
     toy = make_toy(tmp_path)
     assert call(toy, "dvc", "repro", "-q").returncode == 0
-    (toy / "params.yaml").write_text((toy / "params.yaml").read_text().replace("seed: 1 ", "seed: 2 "))
+    (toy / "params.yaml").write_text((toy / "params.yaml").read_text().replace("seed: 3 ", "seed: 2 "))
     assert python(toy, "-m", "r3flow.tracking", "sync").returncode == 0
     parent = next(run for run in runs(toy) if run["parent"] is None)
-    assert parent["metrics"]["a/count"] == 3 and parent["metrics"]["eval/x/em"] == 0.5 and parent["params"]["seed"] == "1"
+    assert parent["metrics"]["a/count"] == 3 and parent["metrics"]["eval/x/em"] == 0.5 and parent["params"]["seed"] == "3"
 
 
 @pytest.mark.parametrize("text", ["stages: [", "<<<<<<< HEAD\n", "stages: {a: {deps: [1]}}", "- a"])
@@ -131,7 +131,7 @@ def test_an_execution_has_one_parent_and_a_child_a_stage(history):
     assert [run["name"] for run in ran] == ["a", "b@x", "b@y"] and all(run["status"] == "FINISHED" for run in ran)
     a = ran[0]
     assert a["metrics"]["loss"] == pytest.approx(1 / 3) and a["metrics"]["cost/requests"] == 7 and a["metrics"]["cost/wall_s"] >= 0
-    assert a["params"] == {"seed": "1", "report.trajectories": "40"} and a["inputs"] == ["input.txt"]
+    assert a["params"] == {"seed": "3", "report.trajectories": "40"} and a["inputs"] == ["input.txt"]
     assert a["tags"]["dvc.out.a.txt"] == hashed("1 one")
 
 
