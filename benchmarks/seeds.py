@@ -17,11 +17,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from r3flow.evaluation.metrics import compare
+from r3flow.evaluation.results import read_results
 from r3flow.files import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results"
 SYSTEMS = ("base", "rag", "cold_start", "control", "ppo")
+BESIDE = ("cold_start", "control")
 
 
 def run_seed(seed: int) -> None:
@@ -41,9 +44,16 @@ def run_seed(seed: int) -> None:
         "wall_s": round(time.time() - wall),
         "cpu_s": round(cpu),
         "systems": read_json(folder / "metrics/evaluate.json"),
+        "differences": differences(folder, seed),
     }
     write_json(RESULTS / f"seed-{seed}.json", result)
     shutil.copytree(folder / "plots", RESULTS / f"plots-{seed}", dirs_exist_ok=True)
+
+
+def differences(folder: Path, seed: int) -> dict[str, Any]:
+    """PPO minus the cold start and minus the control, in EM over the same questions (`r3flow.evaluation.metrics.compare`)."""
+    ppo, *others = (list(read_results(folder / f"data/evaluation/{name}.jsonl")) for name in ("ppo", *BESIDE))
+    return {name: compare(ppo, other, resamples=2000, seed=seed) for name, other in zip(BESIDE, others, strict=True)}
 
 
 def cell(system: dict[str, Any]) -> str:
@@ -72,6 +82,15 @@ def table(seeds: list[int]) -> str:
             found = [r["systems"][name][key] for r in results if r["systems"][name][key] is not None]
             values.append(f"{sum(found) / len(found):.{digits}f}" if found else "-")
         lines.append(f"| {name} | " + " | ".join(values) + " |")
+    lines += [
+        "",
+        "| paired difference in EM, points | " + " | ".join(f"seed {r['seed']}" for r in results) + " |",
+        "|---|" + "---|" * len(results),
+    ]
+    for name in BESIDE:
+        found = [r["differences"][name] for r in results]
+        shown = [f"{100 * one['em']:+.1f} [{100 * one['em_ci95'][0]:+.1f}, {100 * one['em_ci95'][1]:+.1f}]" for one in found]
+        lines.append(f"| ppo - {name} | " + " | ".join(shown) + " |")
     lines += [
         "",
         "Cost: " + "; ".join(f"seed {r['seed']}: {r['wall_s'] / 60:.1f} min wall, {r['cpu_s'] / 60:.1f} CPU-min" for r in results) + ".",

@@ -6,6 +6,7 @@ Imports no torch, so that a bad file is refused in a fraction of a second, befor
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -26,7 +27,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 class Section(BaseModel):
     """Strict and frozen; a key that is not named here is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Files(Section):
@@ -76,6 +77,15 @@ class ProtocolParams(Section):
     max_document_characters: Annotated[int, Field(ge=16)]
     max_context_tokens: Annotated[int, Field(ge=64)]
 
+    @model_validator(mode="after")
+    def _room(self) -> ProtocolParams:
+        if self.max_turn_tokens >= self.max_context_tokens:
+            raise ValueError(
+                f"max_turn_tokens ({self.max_turn_tokens}) must be less than max_context_tokens ({self.max_context_tokens}): "
+                "the question and the documents need room too"
+            )
+        return self
+
 
 class Price(Section):
     """US dollars for a million tokens. Prices change: date them in a comment."""
@@ -116,6 +126,15 @@ class Endpoint(Section):
     max_retries: Annotated[int, Field(ge=0, le=100)]
     budget_usd: Positive | None
     price_usd_per_million: Price
+
+    @model_validator(mode="after")
+    def _key_name(self) -> Endpoint:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
+            # the value is not shown: it may be the key
+            raise ValueError(
+                "api_key_env must be the name of an environment variable, such as DEEPSEEK_API_KEY; a key itself belongs in no file"
+            )
+        return self
 
     @model_validator(mode="after")
     def _url(self) -> Endpoint:
@@ -300,6 +319,19 @@ def _explain(problem: Any) -> str:
     return f"{name}: {message}" + ("" if problem["type"] == "value_error" else f", got {problem['input']!r}") if name else message
 
 
+def _refuse_twice(node: Any, source: str) -> None:
+    """YAML readers take the last of two equal keys without a word."""
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            if key.value in seen:
+                raise ConfigError(
+                    f"{source}:{key.start_mark.line + 1}: key '{key.value}' stands in line {seen[key.value]} already; keep one"
+                )
+            seen[key.value] = key.start_mark.line + 1
+            _refuse_twice(value, source)
+
+
 def parse(text: str, source: str = "params.yaml") -> Params:
     """Validate YAML text. Raises ConfigError: one line with file, line, key and remedy."""
     try:
@@ -307,7 +339,10 @@ def parse(text: str, source: str = "params.yaml") -> Params:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{source}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+        raise ConfigError(f"{source}{where}: not valid YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}") from None
+    except ValueError as error:  # a date that is none
+        raise ConfigError(f"{source}: not valid YAML: {error}; put quotation marks around what is no number and no date") from None
+    _refuse_twice(yaml.compose(text, Loader=yaml.SafeLoader), source)
     if not isinstance(value, dict):
         raise ConfigError(f"{source}: expected sections, got {type(value).__name__}")
     try:
@@ -326,6 +361,8 @@ def load(path: str | Path = "params.yaml") -> Params:
         raise ConfigError(f"{path}: no such file; run this in the project's folder") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not valid UTF-8 (byte {error.start})") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a params file") from None
     return parse(text, str(path))
 
 

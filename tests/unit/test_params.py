@@ -33,6 +33,10 @@ def test_every_shipped_profile_validates(path):
         ("  endpoint: simulated", "  endpoint: openai", r"base_url is needed .*deepseek"),
         ("  bootstrap: 2000", "", r"key 'evaluate.bootstrap' is missing"),
         ("  judge: true", "  judge: [", r"not valid YAML"),
+        ("  top_k: 1", "  top_k: 1\n  top_k: 3", r"key 'top_k' stands in line \d+ already"),
+        ("  learning_rate: 3.0e-3", "  learning_rate: .inf", r"sft.learning_rate: .*finite"),
+        ("  entropy_coefficient: 0.0", "  entropy_coefficient: .nan", r"ppo.entropy_coefficient: .*finite"),
+        ("  max_turn_tokens: 64", "  max_turn_tokens: 640", r"max_turn_tokens \(640\) must be less than max_context_tokens"),
     ],
 )
 def test_a_bad_file_is_refused_in_one_line(old, new, message):
@@ -53,6 +57,19 @@ def test_a_line_number_is_the_keys_own():
     text = re.sub(r"  value_clip: .*", "  value_clip: -1", TEXT)
     with pytest.raises(ConfigError, match=f"^params.yaml:{text.splitlines().index('  value_clip: -1') + 1}: ppo.value_clip"):
         parse(text)
+
+
+def test_a_key_in_place_of_its_variables_name_is_refused_and_not_shown():
+    with pytest.raises(ConfigError, match="name of an environment variable") as error:
+        parse(TEXT.replace("api_key_env: DEEPSEEK_API_KEY", "api_key_env: sk-4711", 1))
+    assert "4711" not in str(error.value)
+
+
+def test_a_date_that_is_none_and_a_folder_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^params.yaml: not valid YAML: month"):
+        parse(TEXT.replace("  top_k: 1", "  top_k: 2026-13-45", 1))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path)
 
 
 def test_missing_and_non_utf8_files_are_named(tmp_path):
