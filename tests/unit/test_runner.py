@@ -32,7 +32,7 @@ def events(toy, address="a"):
 def test_a_good_run_leaves_outputs_and_a_journal(toy):
     done = python(toy, "toy.py", "a")
     assert done.returncode == 0, done.stderr
-    assert (toy / "a.txt").read_text() == "1 one" and not (toy / ".work/a/failure.json").exists()
+    assert (toy / "a.txt").read_text() == "3 one" and not (toy / ".work/a/failure.json").exists()
     kinds = [event["event"] for event in events(toy)]
     assert kinds == ["start", "metrics", "metrics", "metrics", "costs", "end"]
     assert events(toy)[-1]["status"] == "FINISHED" and events(toy)[-1]["results"]["metrics/a.json"]["count"] == 3

@@ -132,7 +132,7 @@ def test_an_execution_has_one_parent_and_a_child_a_stage(history):
     a = ran[0]
     assert a["metrics"]["loss"] == pytest.approx(1 / 3) and a["metrics"]["cost/requests"] == 7 and a["metrics"]["cost/wall_s"] >= 0
     assert a["params"] == {"seed": "3", "report.trajectories": "40"} and a["inputs"] == ["input.txt"]
-    assert a["tags"]["dvc.out.a.txt"] == hashed("1 one")
+    assert a["tags"]["dvc.out.a.txt"] == hashed("3 one")
 
 
 def test_a_stage_that_was_skipped_is_linked_to_the_run_that_made_it(history):
