@@ -66,10 +66,15 @@ def _workers(count: int) -> Any:
 
 @flow(name="r3flow", task_runner=_workers(int(os.environ.get("R3FLOW_PARALLEL", "1"))), persist_result=False)
 def pipeline(
-    retries: Annotated[int, Field(ge=0, description="How often a stage is tried again when it says that this can help")] = 2,
-    retry_delay_s: Annotated[int, Field(ge=0, description="Seconds before such a try")] = 60,
+    retries: Annotated[int, Field(ge=0)] = 2,
+    retry_delay_s: Annotated[int, Field(ge=0)] = 60,
 ) -> None:
-    """Bring every stage up to date, in topological order as DVC gives it. MLflow's run bears the name of this one."""
+    """Bring every stage up to date, in topological order as DVC gives it. MLflow's run bears the name of this one.
+
+    Args:
+        retries: How often a stage is tried again when it says that this can help.
+        retry_delay_s: Seconds before such a try.
+    """
     logger = get_run_logger()
     check_params()
     needs = stages_of()
