@@ -45,7 +45,7 @@ def comparison_item(rng: random.Random) -> Item:
     )
     said = f" {state('release year', a, str(one))} {state('release year', b, str(two))}"
     whole = compare(earlier, a, str(one), b, str(two))
-    cut = whole.index(f": {b}") if whole.startswith(str(one)) else len(str(one))
+    cut = whole.index(f": {b}")  # behind both years
     return context, f"{said} {whole[:cut]}", whole[cut:]
 
 

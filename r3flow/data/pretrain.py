@@ -169,7 +169,7 @@ def _words_in_a_row(rng: random.Random) -> list[str]:
 
 REPETITION, RECALL, SHORT = 200, 400, 600
 """Training steps at which lists follow repetitions, passages follow lists, and the final mixture begins. Absolute numbers: telling apart
-passages is not learned at all without having learned to copy and to recall before, however long one trains.
+passages was not learned in thousands of steps where copying and recall had not been learned before (docs/adr/0006).
 """
 
 

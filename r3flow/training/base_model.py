@@ -59,7 +59,7 @@ def build_model(vocabulary: int) -> LlamaForCausalLM:
     """The untrained model: a stock Llama whose attention begins near its goal (Trockman and Kolter 2023, "Mimetic initialization").
 
     The heads of the first layer look one to four tokens back, by their biases; the values of the other layers come back as what they are,
-    scaled down. From a plain start the model has not learned within 10 million tokens which of two passages a fact is in.
+    scaled down. See docs/adr/0006.
     """
     size = WIDTH // 2
     config = LlamaConfig(
