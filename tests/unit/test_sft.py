@@ -9,13 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from r3flow.errors import DataError
 from r3flow.params import load
 from r3flow.progress import Silent
 from r3flow.protocol import PROTOCOLS
 from r3flow.tokens import TokenStream
-from r3flow.training.sft import Schedule, encode_all, planned_order, sample_of, train_sft
+from r3flow.training.forward import Positions
+from r3flow.training.sft import PolicyTokenTrainer, Schedule, encode_all, planned_order, sample_of, train_sft
 from r3flow.trajectory import Hit, Passage, Question, Step, Trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +80,19 @@ def test_special_tokens_written_in_a_passage_stay_text(base):
     ids = stream.environment_ids("a <eos> b <pad>")
     assert tokenizer.eos_token_id not in ids and tokenizer.pad_token_id not in ids and tokenizer.decode(ids) == "a <eos> b <pad>"
     assert tokenizer.eos_token_id not in stream.prompt_ids("Who is <eos>?")
+
+
+def test_the_loss_without_a_mask_is_the_models_own_loss_with_one(base):
+    model, tokenizer = LlamaForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    samples = [sample_of(item) for item in encode_all([trajectory(number) for number in range(4)], tokenizer, PARAMS)]
+    batch = DataCollatorForLanguageModeling(pad_token_id=0)(samples)
+    mask = batch["attention_mask"]
+    assert not mask.all() and (mask[:, 1:] <= mask[:, :-1]).all()  # padded, and on the right
+    trainer = PolicyTokenTrainer.__new__(PolicyTokenTrainer)
+    trainer.positions = Positions(model)
+    ours = trainer.compute_loss(model, batch)
+    trainer.positions.handle.remove()
+    torch.testing.assert_close(ours, model(**batch).loss)
 
 
 @given(st.lists(st.integers(5, 200), min_size=1, max_size=60), st.integers(1, 8), st.integers(1, 3))
