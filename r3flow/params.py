@@ -332,6 +332,28 @@ def _refuse_twice(node: Any, source: str) -> None:
             _refuse_twice(value, source)
 
 
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_LEADING_ZERO = re.compile(r"[-+]?0\d+")
+
+
+def _refuse_odd_numbers(node: Any, source: str) -> None:
+    """Refuse numbers that readers of YAML take differently: `3e-3` is text to some, `010` is 8 to some and 10 to others."""
+    if isinstance(node, yaml.MappingNode):
+        for _, value in node.value:
+            _refuse_odd_numbers(value, source)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _refuse_odd_numbers(value, source)
+    elif isinstance(node, yaml.ScalarNode) and node.style is None:
+        where = f"{source}:{node.start_mark.line + 1}: '{node.value}'"
+        if _LEADING_ZERO.fullmatch(node.value):
+            raise ConfigError(f"{where} begins with a zero, which some readers of YAML take for an octal number; write {int(node.value)}")
+        if node.tag.endswith(":str") and _EXPONENT.fullmatch(node.value):
+            number = repr(float(node.value))
+            right = number if "." in number else number.replace("e", ".0e")
+            raise ConfigError(f"{where} is text in YAML 1.1, not a number; write {right}")
+
+
 def parse(text: str, source: str = "params.yaml") -> Params:
     """Validate YAML text. Raises ConfigError: one line with file, line, key and remedy."""
     try:
@@ -342,7 +364,9 @@ def parse(text: str, source: str = "params.yaml") -> Params:
         raise ConfigError(f"{source}{where}: not valid YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}") from None
     except ValueError as error:  # a date that is none
         raise ConfigError(f"{source}: not valid YAML: {error}; put quotation marks around what is no number and no date") from None
-    _refuse_twice(yaml.compose(text, Loader=yaml.SafeLoader), source)
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    _refuse_twice(root, source)
+    _refuse_odd_numbers(root, source)
     if not isinstance(value, dict):
         raise ConfigError(f"{source}: expected sections, got {type(value).__name__}")
     try:
