@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
 import resource
 import shutil
@@ -41,6 +42,8 @@ def run_seed(seed: int) -> None:
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     result = {
         "seed": seed,
+        "commit": subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True).stdout.strip(),
+        "machine": machine(),
         "wall_s": round(time.time() - wall),
         "cpu_s": round(cpu),
         "systems": read_json(folder / "metrics/evaluate.json"),
@@ -48,6 +51,13 @@ def run_seed(seed: int) -> None:
     }
     write_json(RESULTS / f"seed-{seed}.json", result)
     shutil.copytree(folder / "plots", RESULTS / f"plots-{seed}", dirs_exist_ok=True)
+
+
+def machine() -> str:
+    """Processor and number of usable cores."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE) if info.exists() else []
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def differences(folder: Path, seed: int) -> dict[str, Any]:
@@ -63,7 +73,7 @@ def cell(system: dict[str, Any]) -> str:
 
 
 def table(seeds: list[int]) -> str:
-    """Two Markdown tables: EM of each system by seed; searches, tokens, recall and format validity, means over the seeds."""
+    """Markdown: EM of each system by seed; searches, tokens, recall and format validity; differences; EM by type and hops; cost."""
     results = [read_json(RESULTS / f"seed-{seed}.json") for seed in seeds]
     count = results[0]["systems"]["ppo"]["n"]
     lines = [
@@ -91,6 +101,12 @@ def table(seeds: list[int]) -> str:
         found = [r["differences"][name] for r in results]
         shown = [f"{100 * one['em']:+.1f} [{100 * one['em_ci95'][0]:+.1f}, {100 * one['em_ci95'][1]:+.1f}]" for one in found]
         lines.append(f"| ppo - {name} | " + " | ".join(shown) + " |")
+    groups = [(kind, name) for kind in ("by_type", "by_hops") for name in results[0]["systems"]["ppo"][kind]]
+    heads = [f"{name} hops" if kind == "by_hops" else name.replace("_", " ") for kind, name in groups]
+    lines += ["", f"| EM, seeds {' / '.join(str(r['seed']) for r in results)} | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+    for system in SYSTEMS:
+        parts = [" / ".join(f"{100 * r['systems'][system][kind][name]['em']:.0f}" for r in results) for kind, name in groups]
+        lines.append(f"| {system} | " + " | ".join(parts) + " |")
     lines += [
         "",
         "Cost: " + "; ".join(f"seed {r['seed']}: {r['wall_s'] / 60:.1f} min wall, {r['cpu_s'] / 60:.1f} CPU-min" for r in results) + ".",
@@ -100,7 +116,7 @@ def table(seeds: list[int]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 4, 5])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[6, 7, 8])
     parser.add_argument("--table", action="store_true", help="only print what was measured before")
     arguments = parser.parse_args()
     if not arguments.table:

@@ -20,7 +20,10 @@ def _join(firsts: str, lasts: str) -> tuple[str, ...]:
 
 
 GIVEN = _join("Al Bel Cor Dar El Fen Gar Hel Is Jor Kal Len Mar Nor Os Per Rol Sel Tam Vel", "ric ina wen o mund issa eth ian ora ek")
-FAMILY = _join("Ash Bran Crow Dun Ell Fair Gold Hart Kes Lang Mor Nash Pem Rad Stan Thorn Ul Ver Wick Yar", "by croft dale ford gate ham ley mere shaw ton well worth")
+FAMILY = _join(
+    "Ash Bran Crow Dun Ell Fair Gold Hart Kes Lang Mor Nash Pem Rad Stan Thorn Ul Ver Wick Yar",
+    "by croft dale ford gate ham ley mere shaw ton well worth",
+)
 STEM = _join("Ar Bol Cas Dor Es Fal Gren Hol Il Jas Kor Lum Mel Nar Or Pal Quen Ros Sil Tor", "ana dell ento ika mora nys ova stad una vik")
 LAND = _join("Bra Cal Dro Esk Fra Gal Hes Ista Jura Kar", "donia land mark nesia ria stan vania zan")
 ADJECTIVE = (

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from r3flow.errors import R3FlowError
+from r3flow.errors import DataError, R3FlowError
 from r3flow.files import write_text
 from r3flow.tracking import journal
 from r3flow.workdir import EXECUTION_VARIABLE, Execution, run_lock
@@ -45,9 +45,8 @@ class Tracker:
             with open(home / "sync.lock", "a", encoding="utf-8") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # also: one process creates the database
                 from r3flow.tracking.store import Store
-                from r3flow.tracking.sync import Sync, check
+                from r3flow.tracking.sync import Sync
 
-                check(self._root)
                 if not isinstance(self._sync, Sync):
                     self._sync = Sync(self._root, Store(self._root))
                 live = self._sync.run()
@@ -150,6 +149,8 @@ def _hold(root: Path, name: str) -> int:
 def main(arguments: list[str]) -> int:
     root = Path.cwd()
     try:
+        if not (root / "dvc.yaml").is_file():
+            raise DataError(f"{root}: no dvc.yaml here; run this in the project's folder")
         match arguments:
             case ["sync"]:
                 return _sync(root)

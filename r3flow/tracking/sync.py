@@ -21,7 +21,6 @@ from typing import Any
 
 from mlflow.entities import Run
 
-from r3flow.errors import DataError
 from r3flow.files import read_json
 from r3flow.tracking.journal import HOME
 from r3flow.tracking.lockfile import LockedStage, lock_digest, md5, read_lock, snapshot, up_to_date
@@ -217,9 +216,3 @@ def _hash_tags(entry: LockedStage) -> dict[str, str]:
     code = {"dvc.code": LockedStage("", {}, {}, entry.code, {}).digest}
     inputs = {f"dvc.in.{path}": value for path, value in entry.inputs.items()}
     return {"r3flow.work": entry.digest, **code, **inputs, **{f"dvc.out.{path}": value for path, value in entry.outputs.items()}}
-
-
-def check(root: Path) -> None:
-    """Raises DataError where `root` is not a project's folder."""
-    if not (root / "dvc.yaml").is_file():
-        raise DataError(f"{root}: no dvc.yaml here; run this in the project's folder")

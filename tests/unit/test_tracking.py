@@ -201,3 +201,4 @@ def test_the_follower_carries_curves_over_while_a_stage_runs(tmp_path):
 def test_sync_outside_a_project_says_so(tmp_path):
     done = python(tmp_path, "-m", "r3flow.tracking", "sync")
     assert done.returncode == 1 and "no dvc.yaml here" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir()), "it left something in a folder that is not its own"
