@@ -25,7 +25,7 @@ def test_every_shipped_profile_validates(path):
         ("  top_k: 1", "  topk: 1", r"unknown key 'retrieval.topk'; did you mean 'top_k'\?"),
         ("report:", "reprot:", r"unknown key 'reprot'; did you mean 'report'\?"),
         ("  lam: 0.95", "  lam: 1.5", r"ppo.lam: .*less than or equal to 1"),
-        ("seed: 3 ", 'seed: "3" ', r"seed: .*integer"),
+        ("\nseed: ", "\nseed: text # ", r"seed: .*integer"),
         ("    corpus: data/example/corpus.jsonl", "", r"key 'prepare.files.corpus' is missing"),
         ("  minibatch: 64", "  minibatch: 50", r"must divide"),
         ("  algorithm: ppo", "  algorithm: grpo", r"group must be 2 or more"),
