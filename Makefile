@@ -20,7 +20,7 @@ help:
 	@echo "make ui          Prefect and MLflow on loopback, and the pipeline as a deployment (PREFECT_PORT, MLFLOW_PORT)"
 	@echo "make lint        ruff, mypy, import directions, dependencies of dvc.yaml"
 	@echo "make bench       speed, as ratios measured side by side"
-	@echo "make seeds       the results table: three seeds (40 minutes)"
+	@echo "make seeds       the results table: three seeds (half an hour)"
 	@echo "make base-model  train models/tiny-base again and measure how it reads (under an hour)"
 	@echo "make clean       remove what the pipeline made, but not the ledger of paid calls"
 
