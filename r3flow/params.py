@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
@@ -167,6 +168,8 @@ class Filter(Section):
 
 class Policy(Section):
     base: str
+    watch: str
+    """What DVC watches as the base's files. `load` sees to it that it is the base where that is a folder."""
     trust_remote_code: bool
 
 
@@ -387,7 +390,21 @@ def load(path: str | Path = "params.yaml") -> Params:
         raise ConfigError(f"{path}: not valid UTF-8 (byte {error.start})") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a params file") from None
-    return parse(text, str(path))
+    params = parse(text, str(path))
+    _check_base(params.policy, Path(path).parent, lambda key: f"{path}:{_line_of(text, ('policy', key))}: policy.{key}")
+    return params
+
+
+def _check_base(policy: Policy, folder: Path, where: Callable[[str], str]) -> None:
+    """A base that is a folder must be the one that DVC watches: its path is all that DVC would see otherwise. Raises ConfigError."""
+    local = (folder / policy.base).is_dir()
+    if local and policy.watch != policy.base:
+        raise ConfigError(
+            f"{where('watch')}: is '{policy.watch}', but policy.base is the folder '{policy.base}'; write the same in both, so that DVC "
+            "trains anew when the folder changes"
+        )
+    if not local and policy.base.startswith((".", "/", "~")):
+        raise ConfigError(f"{where('base')}: '{policy.base}' is no folder; give a Hugging Face name, or a path without '~'")
 
 
 if __name__ == "__main__":

@@ -94,6 +94,11 @@ def _filled(template: Any, scope: Mapping[str, Any]) -> str:
     return re.sub(r"\$\{\s*([^}]+?)\s*\}", lambda match: str(lookup(scope, match.group(1))), str(template))
 
 
+def _filled_item(item: Any, scope: Mapping[str, Any]) -> Any:
+    """The same in the values of a `foreach` entry."""
+    return {key: _filled(value, scope) for key, value in item.items()} if isinstance(item, Mapping) else _filled(item, scope)
+
+
 def _names(entries: list[Any]) -> list[Any]:
     """`[a, {b: {...}}]` -> `[a, b]`: an entry of outs with options is a mapping of one key."""
     return [next(iter(entry)) if isinstance(entry, Mapping) else entry for entry in entries]
@@ -113,7 +118,10 @@ def read_stages(root: str | Path = ".") -> dict[str, Stage]:
     stages: dict[str, Stage] = {}
     for name, entry in table.items():
         if "foreach" in entry:
-            items = [(f"{name}@{key}", entry["do"], {**values, "key": key, "item": item}) for key, item in entry["foreach"].items()]
+            items = [
+                (f"{name}@{key}", entry["do"], {**values, "key": key, "item": _filled_item(item, values)})
+                for key, item in entry["foreach"].items()
+            ]
         else:
             items = [(name, entry, values)]
         for address, body, scope in items:

@@ -25,6 +25,15 @@ def test_a_system_depends_on_its_own_model_alone(system):
     assert models == ["models/tiny-base" if system in ("base", "rag") else f"models/{system}"]
 
 
+def test_a_base_of_ones_own_is_watched_in_its_place(tmp_path):
+    params = (ROOT / "params.yaml").read_text().replace("models/tiny-base", "models/my-base")
+    (tmp_path / "params.yaml").write_text(params)
+    (tmp_path / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+    stages = read_stages(tmp_path)
+    for address in ("sft", "evaluate@base", "evaluate@rag"):
+        assert "models/my-base" in stages[address].deps and "models/tiny-base" not in stages[address].deps
+
+
 def test_no_stage_without_need_of_torch_loads_the_trainers():
     for address in ("prepare", "index", "synthesize", "filter", "report"):
         assert not [dep for dep in read_stages(ROOT)[address].deps if dep.startswith(("r3flow/training/", "r3flow/rollout"))], address

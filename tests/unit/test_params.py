@@ -83,6 +83,20 @@ def test_missing_and_non_utf8_files_are_named(tmp_path):
         load(tmp_path / "bad.yaml")
 
 
+def test_a_base_that_is_a_folder_is_the_one_that_dvc_watches(tmp_path):
+    file = tmp_path / "params.yaml"
+    file.write_text(TEXT.replace("  base: models/tiny-base ", "  base: my-model "))
+    assert load(file).policy.base == "my-model"  # a name on the hub, as far as one can see
+    (tmp_path / "my-model").mkdir()
+    with pytest.raises(ConfigError, match=r"params.yaml:\d+: policy.watch: is 'models/tiny-base', but .*'my-model'; write the same"):
+        load(file)
+    file.write_text(file.read_text().replace("  watch: models/tiny-base ", "  watch: my-model "))
+    assert load(file).policy.watch == "my-model"
+    file.write_text(TEXT.replace("  base: models/tiny-base ", "  base: ~/my-model "))
+    with pytest.raises(ConfigError, match=r"policy\.base: '~/my-model' is no folder"):
+        load(file)
+
+
 def test_the_check_imports_no_torch():
     code = "import sys, r3flow.params as p; p.load(); assert 'torch' not in sys.modules and 'mlflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
