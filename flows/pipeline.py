@@ -6,8 +6,8 @@ runs it at once, with the server that PREFECT_API_URL names or without any. `mak
 is DVC's business, so Prefect's own caching is off; a stage that DVC skips or restores ends in a state named Cached. A deployment takes
 R3FLOW_PARALLEL from its environment: stages at once that do not need each other (1; they would share one GPU).
 """
-
-from __future__ import annotations
+# No `from __future__ import annotations` here: a deployment's run loads this file where pydantic could not resolve texts for types, and
+# fails before its first line.
 
 import argparse
 import os

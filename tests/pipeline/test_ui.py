@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import psutil
 import pytest
@@ -18,6 +18,27 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def api(port, path, body=None):
+    """The JSON that Prefect answers to a GET, or to a POST of `body`."""
+    data = None if body is None else json.dumps(body).encode()
+    with urlopen(Request(f"http://127.0.0.1:{port}/api/{path}", data, {"Content-Type": "application/json"})) as answer:
+        return json.load(answer)
+
+
+def run_deployment(port, parameters, timeout_s=180):
+    """Start a run as the page's button does, wait for its end; (its state, its log lines, its tasks' names)."""
+    deployment = api(port, "deployments/name/r3flow/pipeline")["id"]
+    run = api(port, f"deployments/{deployment}/create_flow_run", {"parameters": parameters})["id"]
+    deadline = time.monotonic() + timeout_s
+    while (state := api(port, f"flow_runs/{run}")["state"])["type"] not in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+        assert time.monotonic() < deadline, state
+        time.sleep(0.5)
+    mine = {"flow_run_id": {"any_": [run]}}
+    lines = [entry["message"] for entry in api(port, "logs/filter", {"logs": mine, "limit": 200})]
+    tasks = [entry["name"] for entry in api(port, "task_runs/filter", {"task_runs": mine})]
+    return state, lines, tasks
 
 
 def test_both_pages_and_the_deployment_are_there_until_interrupted(tmp_path):
@@ -35,11 +56,14 @@ def test_both_pages_and_the_deployment_are_there_until_interrupted(tmp_path):
         assert f"http://127.0.0.1:{mlflow}/#/experiments/1?workflowType=machine_learning" in said  # else it opens on traces
         with urlopen(f"http://127.0.0.1:{prefect}/ui-settings") as answer:
             assert json.load(answer)["api_url"] == f"http://127.0.0.1:{prefect}/api"  # else the page calls port 4200
-        with urlopen(f"http://127.0.0.1:{prefect}/api/deployments/name/r3flow/pipeline") as answer:
-            fields = json.load(answer)["parameter_openapi_schema"]["properties"]
+        fields = api(prefect, "deployments/name/r3flow/pipeline")["parameter_openapi_schema"]["properties"]
         assert all(field["description"] and field["minimum"] == 0 for field in fields.values()) and len(fields) == 2
         with urlopen(f"http://127.0.0.1:{mlflow}/") as answer:
             assert b"<html" in answer.read()
+        state, lines, tasks = run_deployment(prefect, {"retries": 1})
+        assert state["type"] == "COMPLETED", (state, lines)
+        assert sorted(tasks) == ["a", "b@x", "b@y"] and (toy / "b/x.txt").is_file()
+        assert any(line.startswith("Execution ") for line in lines)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 3
     finally:
