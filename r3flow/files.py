@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from r3flow.errors import DataError
 
 T = TypeVar("T")
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")
+"""How packed files begin: gzip, zstd, bzip2, xz, zip."""
 
 
 @contextmanager
@@ -68,6 +70,8 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
                 try:
                     line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 except UnicodeDecodeError:
+                    if number == 1 and raw.startswith(_PACKED):
+                        raise DataError(f"{path}: is packed (gzip, zstd, bzip2, xz or zip); unpack it first") from None
                     raise DataError(f"{path}:{number}: not valid UTF-8; convert the file to UTF-8") from None
                 if line.strip():
                     yield number, line
@@ -83,9 +87,9 @@ def read_jsonl(path: str | Path, build: Callable[[dict[str, Any]], T]) -> Iterat
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or thousands of brackets
-            raise DataError(f"{path}:{number}: not valid JSON: {getattr(error, 'msg', error)}") from None
+            raise DataError(f"{path}:{number}: not valid JSON: {getattr(error, 'msg', error)}{_array(line)}") from None
         if not isinstance(value, dict):
-            raise DataError(f"{path}:{number}: expected a JSON object, got {type(value).__name__}")
+            raise DataError(f"{path}:{number}: expected a JSON object, got {type(value).__name__}{_array(line)}")
         try:
             if "\\u" in line:  # JSON may spell half a surrogate pair, which no file can hold as UTF-8 later on
                 json.dumps(value, ensure_ascii=False).encode()
@@ -96,6 +100,11 @@ def read_jsonl(path: str | Path, build: Callable[[dict[str, Any]], T]) -> Iterat
             raise DataError(f"{path}:{number}: holds half a surrogate pair, which is no character; write it as UTF-8") from None
         except (TypeError, ValueError) as error:
             raise DataError(f"{path}:{number}: {error}") from None
+
+
+def _array(line: str) -> str:
+    """What to do about a file that is one JSON array."""
+    return "; one object a line is wanted, not an array: jq -c '.[]' FILE" if line.lstrip().startswith("[") else ""
 
 
 def write_jsonl(path: str | Path, records: Iterable[dict[str, Any]]) -> int:

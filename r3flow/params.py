@@ -391,7 +391,17 @@ def load(path: str | Path = "params.yaml") -> Params:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a params file") from None
     params = parse(text, str(path))
-    _check_base(params.policy, Path(path).parent, lambda key: f"{path}:{_line_of(text, ('policy', key))}: policy.{key}")
+    folder = Path(path).parent
+
+    def where(*key: str) -> str:
+        return f"{path}:{_line_of(text, key)}: {'.'.join(key)}"
+
+    _check_base(params.policy, folder, lambda key: where("policy", key))
+    if params.prepare.source == "files":
+        for key, name in params.prepare.files.model_dump().items():
+            if not (folder / name).is_file():
+                hint = "; write the path without '~'" if name.startswith("~") else ""
+                raise ConfigError(f"{where('prepare', 'files', key)}: '{name}' is no file{hint}")
     return params
 
 

@@ -7,6 +7,7 @@ have something to judge. All of it is frozen data; behaviour lives elsewhere.
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ context. failed: a service failed, so nothing may be concluded (its reward is un
 def _text(value: Any, field: str, *, empty: bool = False) -> str:
     if not isinstance(value, str):
         raise TypeError(f"field '{field}' must be text, got {type(value).__name__}")
-    if not empty and not value.strip():
+    if not empty and all(unicodedata.category(character)[0] in "ZC" for character in value):  # blanks, invisible and control characters
         raise ValueError(f"field '{field}' is empty")
     return value
 

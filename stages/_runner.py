@@ -1,11 +1,11 @@
 """What every stage does around its own work: check params, lock, resume folder, progress, tracking, and a clean end.
 
-    from stages._runner import StageRun, run
+from stages._runner import StageRun, run
 
-    def body(stage: StageRun) -> None: ...
+def body(stage: StageRun) -> None: ...
 
-    if __name__ == "__main__":
-        run("prepare", body)
+if __name__ == "__main__":
+    run("prepare", body)
 """
 
 from __future__ import annotations

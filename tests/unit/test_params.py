@@ -97,6 +97,20 @@ def test_a_base_that_is_a_folder_is_the_one_that_dvc_watches(tmp_path):
         load(file)
 
 
+def test_a_file_of_ones_own_that_is_not_there_is_named_with_its_key(tmp_path):
+    file = tmp_path / "params.yaml"
+    server = TEXT.replace("endpoint: simulated", "endpoint: openai").replace("base_url: null", "base_url: http://127.0.0.1:1/v1")
+    file.write_text(server.replace("source: world", "source: files").replace("data/example/dev.jsonl", "~/dev.jsonl"))
+    for split in ("corpus", "train", "test"):
+        (tmp_path / "data/example").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"data/example/{split}.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"params.yaml:\d+: prepare.files.dev: '~/dev.jsonl' is no file; write the path without '~'"):
+        load(file)
+    (tmp_path / "data/example/corpus.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"prepare.files.corpus: 'data/example/corpus.jsonl' is no file$"):
+        load(file)
+
+
 def test_the_check_imports_no_torch():
     code = "import sys, r3flow.params as p; p.load(); assert 'torch' not in sys.modules and 'mlflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

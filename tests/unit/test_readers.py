@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 from pathlib import Path
 
@@ -68,7 +71,9 @@ def line(**changes: object) -> dict:
         ("{id: p3}", "not valid JSON: Expecting property name enclosed in double quotes"),
         ('{"id": "p3", "title": "Ow', "not valid JSON: Unterminated string starting at"),
         ("p3,Owl,Wise.", "not valid JSON: Expecting value"),
-        ('["p3", "Owl", "Wise."]', "expected a JSON object, got list"),
+        ('["p3", "Owl", "Wise."]', "expected a JSON object, got list; one object a line is wanted, not an array: jq -c '.[]' FILE"),
+        ("[", "not valid JSON: Expecting value; one object a line is wanted, not an array: jq -c '.[]' FILE"),
+        ('{"id": "p3", "title": "Owl", "text": "\\u200b \\u00a0\\u2060"}', "field 'text' is empty"),
         ("null", "expected a JSON object, got NoneType"),
         (line(id=None), "missing field 'id'"),
         (line(title=None), "missing field 'title'"),
@@ -89,6 +94,12 @@ def test_a_bad_passage_is_named_by_file_and_line(tmp_path, third, said):
     raw = third if isinstance(third, bytes) else (third if isinstance(third, str) else json.dumps(third)).encode()
     head = "".join(json.dumps(item) + "\n" for item in CORPUS).encode()
     refused(tmp_path, f"corpus.jsonl:4: {said}", corpus=head + b"\n" + raw + b"\n" + json.dumps(line(id="p4")).encode())
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_packed_file_is_named_as_one(tmp_path, pack):
+    with pytest.raises(DataError, match=r"corpus.jsonl: is packed .*unpack it first"):
+        read_files(write(tmp_path, corpus=pack(json.dumps(CORPUS[0]).encode())))
 
 
 def test_json_that_python_cannot_hold_is_named_too(tmp_path):
