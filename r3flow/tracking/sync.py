@@ -107,8 +107,11 @@ class Sync:
             self._close(parent, children, lock if place == len(folders) - 1 else {}, record)
             shutil.rmtree(path.parent)
         if lock and not live and not self._store.find("r3flow.state", lock_digest(lock)):
-            parent = self._parent(f"lock-{lock_digest(lock)}", "dvc.lock", (self._root / "dvc.lock").stat().st_mtime)
-            self._close(parent, [], lock, {"start": snapshot(self._root)})
+            start = snapshot(self._root)
+            # the lock of a fresh clone tells of another machine's run: nothing of it is here
+            if up_to_date(self._root, lock, start):
+                parent = self._parent(f"lock-{lock_digest(lock)}", "dvc.lock", (self._root / "dvc.lock").stat().st_mtime)
+                self._close(parent, [], lock, {"start": start})
         return live
 
     def _parent(self, id: str, command: str, start: float) -> Run:

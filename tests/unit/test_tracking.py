@@ -89,6 +89,18 @@ def test_what_is_no_longer_up_to_date_is_not_claimed(tmp_path):
     assert list(up_to_date(toy, lock, start)) == ["a", "b@x", "b@y"]  # an edit while an execution runs is none of its business
 
 
+def test_the_lock_of_a_fresh_clone_makes_no_row(tmp_path):
+    made = make_toy(tmp_path / "made")
+    assert call(made, "dvc", "repro", "-q").returncode == 0
+    clone = make_toy(tmp_path / "clone")
+    (clone / "dvc.lock").write_text((made / "dvc.lock").read_text())
+    assert python(clone, "-m", "r3flow.tracking", "sync").returncode == 0
+    assert runs(clone) == []
+    assert call(clone, "dvc", "repro", "-q").returncode == 0
+    python(clone, "-m", "r3flow.tracking", "sync")
+    assert [run["name"].rsplit(" ", 2)[0] for run in runs(clone) if run["parent"] is None] == ["dvc repro"]
+
+
 def test_an_edit_after_a_run_takes_nothing_from_its_row(tmp_path):
     toy = make_toy(tmp_path)
     assert call(toy, "dvc", "repro", "-q").returncode == 0
