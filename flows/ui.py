@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 from urllib.error import URLError
@@ -23,6 +23,8 @@ from flows.commands import environment, kill_group
 
 HOST = "127.0.0.1"
 _START_S = 600.0
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, a kill, and the end of the terminal."""
 LOGS = ROOT / ".work" / "ui"
 
 
@@ -84,7 +86,7 @@ def _stop(signum: int, frame: object) -> NoReturn:
 
 def main() -> int:
     """Exit code 0 after Ctrl-C."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _ENDS:
         signal.signal(number, _stop)
     with ExitStack() as stack:
         try:
@@ -121,9 +123,10 @@ def main() -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
-            print("\nStopping ...", flush=True)
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _ENDS:
                 signal.signal(number, signal.SIG_IGN)
+            with suppress(OSError):  # the terminal may be gone
+                print("\nStopping ...", flush=True)
             return 0
 
 

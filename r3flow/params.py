@@ -6,6 +6,7 @@ Imports no torch, so that a bad file is refused in a fraction of a second, befor
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(min_length=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 
@@ -54,7 +56,7 @@ class Prepare(Section):
 
 
 class Index(Section):
-    encoder: str
+    encoder: Name
     dimension: Annotated[int, Field(ge=2, le=4096)]
     stopwords: Literal["en"] | None
 
@@ -113,6 +115,9 @@ def base_url_host(url: str, key: str = "base_url", like: str = "https://api.deep
     return parts.hostname
 
 
+_OF_THE_REQUEST = {"model", "messages", "max_tokens", "temperature", "seed", "stop", "stream", "n", "tools", "functions"}
+
+
 class Endpoint(Section):
     """An OpenAI-compatible server. `endpoint: simulated` is the stand-in that a stage starts itself on loopback."""
 
@@ -130,11 +135,24 @@ class Endpoint(Section):
 
     @model_validator(mode="after")
     def _key_name(self) -> Endpoint:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
+        if self.api_key_env and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
             # the value is not shown: it may be the key
             raise ValueError(
                 "api_key_env must be the name of an environment variable, such as DEEPSEEK_API_KEY; a key itself belongs in no file"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _extra(self) -> Endpoint:
+        taken = sorted(_OF_THE_REQUEST & self.extra_body.keys())
+        if taken:
+            raise ValueError(
+                f"extra_body.{taken[0]}: is set elsewhere in params.yaml or by the stage itself; extra_body is for a provider's own keys"
+            )
+        try:
+            json.dumps(self.extra_body, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"extra_body: holds what JSON cannot ({error}); put quotation marks around dates") from None
         return self
 
     @model_validator(mode="after")
@@ -167,8 +185,8 @@ class Filter(Section):
 
 
 class Policy(Section):
-    base: str
-    watch: str
+    base: Name
+    watch: Name
     """What DVC watches as the base's files. `load` sees to it that it is the base where that is a folder."""
     trust_remote_code: bool
 
@@ -336,11 +354,11 @@ def _refuse_twice(node: Any, source: str) -> None:
 
 
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-_LEADING_ZERO = re.compile(r"[-+]?0\d+")
+_PLAIN_NUMBER = re.compile(r"[-+]?(0|[1-9]\d*|\d+\.\d*([eE][-+]\d+)?|\.\d+([eE][-+]\d+)?|\.(inf|nan))", re.IGNORECASE)
 
 
 def _refuse_odd_numbers(node: Any, source: str) -> None:
-    """Refuse numbers that readers of YAML take differently: `3e-3` is text to some, `010` is 8 to some and 10 to others."""
+    """Refuse numbers that readers of YAML take differently: `3e-3` is text to some, `010` is 8 or 10, `1:30` may be 90."""
     if isinstance(node, yaml.MappingNode):
         for _, value in node.value:
             _refuse_odd_numbers(value, source)
@@ -349,8 +367,8 @@ def _refuse_odd_numbers(node: Any, source: str) -> None:
             _refuse_odd_numbers(value, source)
     elif isinstance(node, yaml.ScalarNode) and node.style is None:
         where = f"{source}:{node.start_mark.line + 1}: '{node.value}'"
-        if _LEADING_ZERO.fullmatch(node.value):
-            raise ConfigError(f"{where} begins with a zero, which some readers of YAML take for an octal number; write {int(node.value)}")
+        if node.tag.endswith((":int", ":float")) and not _PLAIN_NUMBER.fullmatch(node.value):
+            raise ConfigError(f"{where} is read as another number by some readers of YAML; write it in plain digits, or in quotation marks")
         if node.tag.endswith(":str") and _EXPONENT.fullmatch(node.value):
             number = repr(float(node.value))
             right = number if "." in number else number.replace("e", ".0e")
@@ -359,6 +377,13 @@ def _refuse_odd_numbers(node: Any, source: str) -> None:
 
 def parse(text: str, source: str = "params.yaml") -> Params:
     """Validate YAML text. Raises ConfigError: one line with file, line, key and remedy."""
+    try:
+        return _parse(text, source)
+    except RecursionError:
+        raise ConfigError(f"{source}: a value holds itself (by & and *) or is nested too deeply; write it out") from None
+
+
+def _parse(text: str, source: str) -> Params:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:

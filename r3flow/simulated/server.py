@@ -19,6 +19,8 @@ from r3flow.params import Simulated
 from r3flow.simulated.http import LocalServer, Reply
 from r3flow.simulated.mind import Mind
 
+_PLAN = {"chains", "earlier", "answer"}
+
 
 class Speaker(Protocol):
     """What answers the prompts; `r3flow.simulated.mind.Mind` is the one."""
@@ -106,7 +108,10 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the stage ends first and closes the pipe
     rates = None if arguments.rates is None else Simulated.model_validate_json(arguments.rates)
-    mind = Mind(read_json(arguments.knowledge), rates, arguments.seed)
+    knowledge = read_json(arguments.knowledge)
+    if not isinstance(knowledge, dict) or not all(isinstance(plan, dict) and plan.keys() >= _PLAN for plan in knowledge.values()):
+        sys.exit(f"error: {arguments.knowledge}: not what the stage prepare writes; run it again: dvc repro -f -s prepare")
+    mind = Mind(knowledge, rates, arguments.seed)
     with LocalServer(ChatEndpoint(mind), arguments.port) as server:
         print(f"{server.url}/v1", flush=True)
         _wait_for_the_parent(parent)

@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from r3flow.errors import DataError
 from r3flow.files import read_json, write_json, write_text
 from r3flow.params import Params
+from r3flow.policy import load_policy
 from r3flow.progress import Reporter
 from r3flow.protocol import PROTOCOLS
 from r3flow.tokens import Encoded, TokenStream
@@ -118,6 +119,8 @@ class _Watch(TrainerCallback):
 
 def encode_all(trajectories: Sequence[Trajectory], tokenizer: Any, params: Params) -> list[Encoded]:
     """Token streams of trajectories that fit the context; raises DataError if none does."""
+    if not trajectories:
+        raise DataError("data/trajectories/accepted.jsonl holds no trajectory; run the filter stage again")
     stream = TokenStream(tokenizer, PROTOCOLS[params.protocol.name])
     encoded = [stream.encode(item, params.protocol.max_document_characters) for item in trajectories]
     fitting = [item for item in encoded if len(item.prompt_ids) + len(item.completion_ids) <= params.protocol.max_context_tokens]
@@ -147,13 +150,9 @@ def train_sft(
     """Fine-tune `base` and write a standard Hugging Face folder to `out_dir`.
 
     Checkpoints lie in `work_dir`; killed at any moment and called again, the result is the same to the bit.
-    Returns (metrics, the loss curve as CSV text). Raises DataError without a usable trajectory.
+    Returns (metrics, the loss curve as CSV text). Raises DataError without a usable trajectory, ConfigError without a model.
     """
-    trust = params.policy.trust_remote_code
-    tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=trust)
-    model = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=trust, dtype=torch.float32, use_safetensors=True)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    model, tokenizer = load_policy(base, trust_remote_code=params.policy.trust_remote_code)
     encoded = encode_all(trajectories, tokenizer, params)
     samples = [sample_of(item) for item in encoded]
     lengths = [len(sample["input_ids"]) for sample in samples]

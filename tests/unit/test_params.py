@@ -36,7 +36,14 @@ def test_every_shipped_profile_validates(path):
         ("  top_k: 1", "  top_k: 1\n  top_k: 3", r"key 'top_k' stands in line \d+ already"),
         ("  learning_rate: 3.0e-3", "  learning_rate: 3e-3", r"'3e-3' is text .*write 0.003$"),
         ("  learning_rate: 3.0e-3", "  learning_rate: 3e-5", r"'3e-5' is text .*write 3.0e-05$"),
-        ("  top_k: 1", "  top_k: 010", r"'010' begins with a zero.*write 10$"),
+        ("  top_k: 1", "  top_k: 010", r"'010' is read as another number by some .*plain digits"),
+        ("  top_k: 1", "  top_k: 1:30", r"'1:30' is read as another number"),
+        ("  top_k: 1", "  top_k: 1_0", r"'1_0' is read as another number"),
+        ("  top_k: 1", "  top_k: 0x10", r"'0x10' is read as another number"),
+        ("  extra_body: {}", "  extra_body: {model: other}", r"teacher: extra_body.model: is set elsewhere"),
+        ("  extra_body: {}", "  extra_body: {x: 2026-01-01}", r"teacher: extra_body: holds what JSON cannot"),
+        ("  extra_body: {}", "  extra_body: {x: .nan}", r"teacher: extra_body: holds what JSON cannot"),
+        ("  base: models/tiny-base", "  base: ''", r"policy.base: .*at least 1 character"),
         ("  learning_rate: 3.0e-3", "  learning_rate: .inf", r"sft.learning_rate: .*finite"),
         ("  entropy_coefficient: 0.0", "  entropy_coefficient: .nan", r"ppo.entropy_coefficient: .*finite"),
         ("  max_turn_tokens: 64", "  max_turn_tokens: 640", r"max_turn_tokens \(640\) must be less than max_context_tokens"),
@@ -66,6 +73,16 @@ def test_a_key_in_place_of_its_variables_name_is_refused_and_not_shown():
     with pytest.raises(ConfigError, match="name of an environment variable") as error:
         parse(TEXT.replace("api_key_env: DEEPSEEK_API_KEY", "api_key_env: sk-4711", 1))
     assert "4711" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["&a {x: *a}", "{x: " + "[" * 3000 + "]" * 3000 + "}"])
+def test_a_value_without_an_end_is_refused(value):
+    with pytest.raises(ConfigError, match=r"params.yaml: a value holds itself .* or is nested too deeply"):
+        parse(TEXT.replace("  extra_body: {}", f"  extra_body: {value}", 1))
+
+
+def test_a_server_without_keys_needs_no_variable():
+    assert parse(TEXT.replace("api_key_env: DEEPSEEK_API_KEY", "api_key_env: ''", 1)).teacher.api_key_env == ""
 
 
 def test_a_date_that_is_none_and_a_folder_are_refused(tmp_path):

@@ -195,3 +195,11 @@ def test_the_simulated_endpoint_does_not_outlive_a_killed_parent(tmp_path):
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', "[]", '{"a": {"chains": []}}'])
+def test_knowledge_that_is_none_is_refused_in_one_line(tmp_path, text):
+    (tmp_path / "world.json").write_text(text)
+    command = [sys.executable, "-m", "r3flow.simulated.server", "--knowledge", str(tmp_path / "world.json")]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "world.json: not what the stage prepare writes" in done.stderr and len(done.stderr.splitlines()) == 1
