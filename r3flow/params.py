@@ -115,7 +115,8 @@ def base_url_host(url: str, key: str = "base_url", like: str = "https://api.deep
     return parts.hostname
 
 
-_OF_THE_REQUEST = {"model", "messages", "max_tokens", "temperature", "seed", "stop", "stream", "n", "tools", "functions"}
+_NOT_EXTRA = {"model", "messages", "stream", "n"}
+"""Fields of a request that `extra_body` may not set: the ledger, the prices and the reader of replies rely on them."""
 
 
 class Endpoint(Section):
@@ -144,11 +145,9 @@ class Endpoint(Section):
 
     @model_validator(mode="after")
     def _extra(self) -> Endpoint:
-        taken = sorted(_OF_THE_REQUEST & self.extra_body.keys())
+        taken = sorted(_NOT_EXTRA & self.extra_body.keys())
         if taken:
-            raise ValueError(
-                f"extra_body.{taken[0]}: is set elsewhere in params.yaml or by the stage itself; extra_body is for a provider's own keys"
-            )
+            raise ValueError(f"extra_body.{taken[0]}: cannot be set here; the model is `model`, the rest belongs to the stage")
         try:
             json.dumps(self.extra_body, allow_nan=False)
         except (TypeError, ValueError) as error:

@@ -16,10 +16,15 @@ FinishReason = Literal["answered", "budget", "malformed", "length", "failed"]
 context. failed: a service failed, so nothing may be concluded (its reward is unknown)."""
 
 
+def _unseen(character: str) -> bool:
+    """Blanks, control characters, and invisible ones such as a zero-width space."""
+    return unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf")
+
+
 def _text(value: Any, field: str, *, empty: bool = False) -> str:
     if not isinstance(value, str):
         raise TypeError(f"field '{field}' must be text, got {type(value).__name__}")
-    if not empty and all(unicodedata.category(character)[0] in "ZC" for character in value):  # blanks, invisible and control characters
+    if not empty and all(_unseen(character) for character in value):
         raise ValueError(f"field '{field}' is empty")
     return value
 

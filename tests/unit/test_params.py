@@ -40,7 +40,7 @@ def test_every_shipped_profile_validates(path):
         ("  top_k: 1", "  top_k: 1:30", r"'1:30' is read as another number"),
         ("  top_k: 1", "  top_k: 1_0", r"'1_0' is read as another number"),
         ("  top_k: 1", "  top_k: 0x10", r"'0x10' is read as another number"),
-        ("  extra_body: {}", "  extra_body: {model: other}", r"teacher: extra_body.model: is set elsewhere"),
+        ("  extra_body: {}", "  extra_body: {model: other}", r"teacher: extra_body.model: cannot be set here"),
         ("  extra_body: {}", "  extra_body: {x: 2026-01-01}", r"teacher: extra_body: holds what JSON cannot"),
         ("  extra_body: {}", "  extra_body: {x: .nan}", r"teacher: extra_body: holds what JSON cannot"),
         ("  base: models/tiny-base", "  base: ''", r"policy.base: .*at least 1 character"),
