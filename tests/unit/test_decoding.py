@@ -101,7 +101,7 @@ def test_greedy_rows_equal_generate_alone(family: str) -> None:
     for stream, turn, limit in turns:
         assert turn.ids == alone(model, stream, limit)
         assert turn.complete == (turn.ids[-1] == EOS)
-        torch.testing.assert_close(torch.tensor(turn.logprobs), fresh_logprobs(model, stream, turn.ids, 1.0), atol=3e-5, rtol=0)  # float32: the order of sums differs with batch and threads
+        torch.testing.assert_close(torch.tensor(turn.logprobs), fresh_logprobs(model, stream, turn.ids, 1.0), atol=3e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3-mixed", "gpt2-learned-positions"])
@@ -115,7 +115,7 @@ def test_sampled_rows_have_the_logprobs_of_a_fresh_forward(family: str) -> None:
     for stream, turn, limit in turns:
         assert 1 <= len(turn.ids) <= limit and EOS not in turn.ids[:-1]
         assert turn.complete or len(turn.ids) == limit
-        torch.testing.assert_close(torch.tensor(turn.logprobs), fresh_logprobs(model, stream, turn.ids, 0.7), atol=3e-5, rtol=0)  # float32: the order of sums differs with batch and threads
+        torch.testing.assert_close(torch.tensor(turn.logprobs), fresh_logprobs(model, stream, turn.ids, 0.7), atol=3e-5, rtol=0)
 
 
 @pytest.mark.parametrize("idle_part", [1, 3, 1000])
