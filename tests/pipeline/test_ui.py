@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import psutil
@@ -21,10 +22,17 @@ def free_port():
 
 
 def api(port, path, body=None):
-    """The JSON that Prefect answers to a GET, or to a POST of `body`."""
+    """The JSON that Prefect answers to a GET, or to a POST of `body`. Asked again while it is too busy (503), as its own client does."""
     data = None if body is None else json.dumps(body).encode()
-    with urlopen(Request(f"http://127.0.0.1:{port}/api/{path}", data, {"Content-Type": "application/json"})) as answer:
-        return json.load(answer)
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urlopen(Request(f"http://127.0.0.1:{port}/api/{path}", data, {"Content-Type": "application/json"})) as answer:
+                return json.load(answer)
+        except HTTPError as error:
+            if error.code != 503 or time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def run_deployment(port, parameters, timeout_s=180):
