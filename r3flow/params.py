@@ -9,15 +9,15 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from r3flow.errors import ConfigError
+from r3flow.strict_yaml import StrictYAML
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -310,19 +310,6 @@ def _fields(model: Any) -> list[str]:
     return []
 
 
-def _line_of(text: str, location: tuple[Any, ...]) -> int:
-    """The line in the YAML text of the deepest key of `location` that the file has; 1 if none."""
-    node, line = yaml.compose(text, Loader=yaml.SafeLoader), 1
-    for key in location:
-        if not isinstance(node, yaml.MappingNode):
-            break
-        found = [(k, v) for k, v in node.value if k.value == key]
-        if not found:
-            break
-        line, node = found[0][0].start_mark.line + 1, found[0][1]
-    return line
-
-
 def _explain(problem: Any) -> str:
     """One line for one pydantic error."""
     location = tuple(part for part in problem["loc"] if part != "function-after")
@@ -339,73 +326,26 @@ def _explain(problem: Any) -> str:
     return f"{name}: {message}" + ("" if problem["type"] == "value_error" else f", got {problem['input']!r}") if name else message
 
 
-def _refuse_twice(node: Any, source: str) -> None:
-    """YAML readers take the last of two equal keys without a word."""
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            if key.value in seen:
-                raise ConfigError(
-                    f"{source}:{key.start_mark.line + 1}: key '{key.value}' stands in line {seen[key.value]} already; keep one"
-                )
-            seen[key.value] = key.start_mark.line + 1
-            _refuse_twice(value, source)
-
-
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-_PLAIN_NUMBER = re.compile(r"[-+]?(0|[1-9]\d*|\d+\.\d*([eE][-+]\d+)?|\.\d+([eE][-+]\d+)?|\.(inf|nan))", re.IGNORECASE)
-
-
-def _refuse_odd_numbers(node: Any, source: str) -> None:
-    """Refuse numbers that readers of YAML take differently: `3e-3` is text to some, `010` is 8 or 10, `1:30` may be 90."""
-    if isinstance(node, yaml.MappingNode):
-        for _, value in node.value:
-            _refuse_odd_numbers(value, source)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _refuse_odd_numbers(value, source)
-    elif isinstance(node, yaml.ScalarNode) and node.style is None:
-        where = f"{source}:{node.start_mark.line + 1}: '{node.value}'"
-        if node.tag.endswith((":int", ":float")) and not _PLAIN_NUMBER.fullmatch(node.value):
-            raise ConfigError(f"{where} is read as another number by some readers of YAML; write it in plain digits, or in quotation marks")
-        if node.tag.endswith(":str") and _EXPONENT.fullmatch(node.value):
-            number = repr(float(node.value))
-            right = number if "." in number else number.replace("e", ".0e")
-            raise ConfigError(f"{where} is text in YAML 1.1, not a number; write {right}")
-
-
 def parse(text: str, source: str = "params.yaml") -> Params:
     """Validate YAML text. Raises ConfigError: one line with file, line, key and remedy."""
-    try:
-        return _parse(text, source)
-    except RecursionError:
-        raise ConfigError(f"{source}: a value holds itself (by & and *) or is nested too deeply; write it out") from None
+    return _validate(StrictYAML(text, source))
 
 
-def _parse(text: str, source: str) -> Params:
+def _validate(document: StrictYAML) -> Params:
+    if not isinstance(document.value, dict):
+        raise ConfigError(f"{document.source}: expected sections, got {type(document.value).__name__}")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{source}{where}: not valid YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}") from None
-    except ValueError as error:  # a date that is none
-        raise ConfigError(f"{source}: not valid YAML: {error}; put quotation marks around what is no number and no date") from None
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    _refuse_twice(root, source)
-    _refuse_odd_numbers(root, source)
-    if not isinstance(value, dict):
-        raise ConfigError(f"{source}: expected sections, got {type(value).__name__}")
-    try:
-        return Params.model_validate(value)
+        return Params.model_validate(document.value)
     except ValidationError as error:
         problems = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
         rest = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise ConfigError(f"{source}:{_line_of(text, problems[0]['loc'])}: {_explain(problems[0])}{rest}") from None
+        raise ConfigError(f"{document.where(problems[0]['loc'])}: {_explain(problems[0])}{rest}") from None
+    except RecursionError:
+        raise document.endless() from None
 
 
 def load(path: str | Path = "params.yaml") -> Params:
-    """Read and validate a params file. Raises ConfigError."""
+    """Read and validate a params file, and see that the files and folders that it names are there. Raises ConfigError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -414,31 +354,31 @@ def load(path: str | Path = "params.yaml") -> Params:
         raise ConfigError(f"{path}: not valid UTF-8 (byte {error.start})") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a params file") from None
-    params = parse(text, str(path))
-    folder = Path(path).parent
-
-    def where(*key: str) -> str:
-        return f"{path}:{_line_of(text, key)}: {'.'.join(key)}"
-
-    _check_base(params.policy, folder, lambda key: where("policy", key))
-    if params.prepare.source == "files":
-        for key, name in params.prepare.files.model_dump().items():
-            if not (folder / name).is_file():
-                hint = "; write the path without '~'" if name.startswith("~") else ""
-                raise ConfigError(f"{where('prepare', 'files', key)}: '{name}' is no file{hint}")
+    document = StrictYAML(text, str(path))
+    params = _validate(document)
+    if missing := next(_missing(params, Path(path).parent), None):
+        key, problem = missing
+        raise ConfigError(f"{document.where(key.split('.'))}: {key}: {problem}")
     return params
 
 
-def _check_base(policy: Policy, folder: Path, where: Callable[[str], str]) -> None:
-    """A base that is a folder must be the one that DVC watches: its path is all that DVC would see otherwise. Raises ConfigError."""
+def _missing(params: Params, folder: Path) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong) of paths below `folder` that are not there, or that DVC would not watch."""
+    policy = params.policy
     local = (folder / policy.base).is_dir()
     if local and policy.watch != policy.base:
-        raise ConfigError(
-            f"{where('watch')}: is '{policy.watch}', but policy.base is the folder '{policy.base}'; write the same in both, so that DVC "
-            "trains anew when the folder changes"
+        # the base's path is all that DVC would see otherwise
+        yield (
+            "policy.watch",
+            f"is '{policy.watch}', but policy.base is the folder '{policy.base}'; write the same in both, so that DVC trains anew when "
+            "the folder changes",
         )
     if not local and policy.base.startswith((".", "/", "~")):
-        raise ConfigError(f"{where('base')}: '{policy.base}' is no folder; give a Hugging Face name, or a path without '~'")
+        yield "policy.base", f"'{policy.base}' is no folder; give a Hugging Face name, or a path without '~'"
+    if params.prepare.source == "files":
+        for key, name in params.prepare.files.model_dump().items():
+            if not (folder / name).is_file():
+                yield f"prepare.files.{key}", f"'{name}' is no file" + ("; write the path without '~'" if name.startswith("~") else "")
 
 
 if __name__ == "__main__":

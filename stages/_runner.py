@@ -1,11 +1,13 @@
-"""What every stage does around its own work: check params, lock, resume folder, progress, tracking, and a clean end.
+"""What every stage does around its own work: check params, lock, resume folder, progress, tracking, and a clean end. A stage's module is
 
-from stages._runner import StageRun, run
+    from stages._runner import StageRun, run
 
-def body(stage: StageRun) -> None: ...
+    def body(stage: StageRun) -> None: ...
 
-if __name__ == "__main__":
-    run("prepare", body)
+    if __name__ == "__main__":
+        run("prepare", body)
+
+and imports what its work needs.
 """
 
 from __future__ import annotations
