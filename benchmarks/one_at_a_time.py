@@ -33,7 +33,8 @@ def rollout_single(
 ) -> tuple[list[int], Trajectory]:
     """Greedy; (completion ids, trajectory). With a judge each search is judged before the next step, and the answer at the end."""
     protocol = PROTOCOLS[params.name]
-    text = TokenStream(tokenizer, protocol)
+    assert not protocol.stops, "one step is one `generate`, which ends with end-of-text"
+    text = TokenStream(tokenizer, protocol, params)
     prompt = text.prompt_ids(question.question)
     write = _Kept(model, text.eos) if keep_cache else _Generate(model, text.eos)
     stream = list(prompt)
@@ -55,7 +56,7 @@ def rollout_single(
             finish = "budget"
         else:
             (hits,) = environment.search([step.query])
-            ids = text.environment_ids(environment.documents(hits))
+            ids = text.documents_ids([hit.passage for hit in hits])
             if len(stream) + len(ids) >= params.max_context_tokens:
                 finish = "length"
             else:

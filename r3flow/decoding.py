@@ -7,7 +7,7 @@ A stream is computed as it would be alone, whatever else is in the batch, with s
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,20 +33,22 @@ class Turn:
     ids: list[int]
     logprobs: list[float]
     complete: bool
-    """Whether the end-of-text token came within the limit."""
+    """Whether the end-of-text token, or what else ends a turn, came within the limit."""
 
 
 class Decoder:
     """Streams are named by whole numbers. `extend` appends ids to them, `turn` lets them write. Greedy at temperature 0.
 
-    Log-probabilities are those of the distribution that was sampled from, at `temperature`; greedy ones are at temperature 1.
-    Raises ConfigError for a model whose attention cannot be laid out this way.
+    `ended` tells from a turn's ids so far whether something else than end-of-text has ended it. Log-probabilities are those of the
+    distribution that was sampled from, at `temperature`; greedy ones are at temperature 1. Raises ConfigError for a model whose attention
+    cannot be laid out this way.
     """
 
-    def __init__(self, model: Any, eos: int, *, temperature: float) -> None:
+    def __init__(self, model: Any, eos: int, *, temperature: float, ended: Callable[[Sequence[int]], bool] | None = None) -> None:
         if temperature < 0:
             raise ConfigError(f"temperature must be 0 or more, got {temperature}")
         self.model, self.eos, self.temperature = model, eos, temperature
+        self._ended = ended
         accepted = inspect.signature(model.forward).parameters
         kinds = _attention_kinds(model, accepted)
         self._kinds = set(kinds)
@@ -92,7 +94,7 @@ class Decoder:
             raise RuntimeError("a turn follows an extend that leaves enough room")
         device, rows, logits = self._logits.device, len(self._order), self._logits
         written: dict[int, tuple[list[int], list[float]]] = {stream: ([], []) for stream in self._order}
-        writing = [True] * rows
+        writing, whole = [True] * rows, set[int]()
         ends = torch.tensor([self._lengths[stream] for stream in self._order], device=device)  # the slot of the token chosen next
         draws = None
         if self.temperature > 0:
@@ -108,7 +110,11 @@ class Decoder:
                     ids, values = written[self._order[row]]
                     ids.append(token)
                     values.append(logprob)
-                    writing[row] = token != self.eos and len(ids) < limits[self._order[row]]
+                    if token == self.eos or (self._ended is not None and self._ended(ids)):
+                        whole.add(self._order[row])
+                        writing[row] = False
+                    elif len(ids) == limits[self._order[row]]:
+                        writing[row] = False
             count = sum(writing)
             if not count:
                 break
@@ -124,7 +130,7 @@ class Decoder:
         for stream, (ids, _) in written.items():
             self._lengths[stream] += len(ids) - 1
             self._pending[stream] = ids[-1:]
-        return {stream: Turn(ids, values, ids[-1] == self.eos) for stream, (ids, values) in written.items()}
+        return {stream: Turn(ids, values, stream in whole) for stream, (ids, values) in written.items()}
 
     def _to_front(
         self, writing: list[bool], chosen: torch.Tensor, ends: torch.Tensor, draws: torch.Tensor | None

@@ -74,11 +74,25 @@ class Retrieval(Section):
 
 
 class ProtocolParams(Section):
-    name: Literal["r3rag"]
+    name: Literal["r3rag", "search_r1", "research"]
+    prompt: Literal["plain", "chat"] = "plain"
+    system: Name | None = None
     max_steps: Annotated[int, Field(ge=1, le=64)]
     max_turn_tokens: Annotated[int, Field(ge=8)]
-    max_document_characters: Annotated[int, Field(ge=16)]
     max_context_tokens: Annotated[int, Field(ge=64)]
+    max_document_characters: Annotated[int, Field(ge=16)]
+    max_documents_characters: Annotated[int, Field(ge=16)] | None = None
+    max_documents_tokens: Annotated[int, Field(ge=16)] | None = None
+    repeat_passages: bool = True
+    max_passages: Count | None = None
+    on_invalid: Literal["stop", "feedback"] = "stop"
+    search_at_limit: bool = False
+
+    @model_validator(mode="after")
+    def _system(self) -> ProtocolParams:
+        if self.system is not None and self.prompt == "plain":
+            raise ValueError("system is a message of a chat; set prompt: chat, or system: null")
+        return self
 
     @model_validator(mode="after")
     def _room(self) -> ProtocolParams:

@@ -7,12 +7,17 @@ own and appended; nothing is decoded and encoded again, so SFT, rollouts, reward
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from r3flow.chat import ChatFrame, chat_frame
+from r3flow.environment import limits_of
 from r3flow.errors import ConfigError
-from r3flow.protocol.base import StepProtocol, folded, segments
-from r3flow.trajectory import Trajectory
+from r3flow.params import ProtocolParams
+from r3flow.protocol.base import Block, Limits, StepProtocol, folded, segments
+from r3flow.trajectory import Passage, Trajectory
 
 _BYTE = re.compile(r"<0x[0-9a-f]{2}>")
 
@@ -31,15 +36,23 @@ class Encoded:
 
 
 class TokenStream:
-    """Encodes the three kinds of segment with one tokenizer. Raises ConfigError if the tokenizer has no end-of-text token."""
+    """Encodes the three kinds of segment with one tokenizer. Without `settings`: plain prompts, documents whole.
 
-    def __init__(self, tokenizer: Any, protocol: StepProtocol) -> None:
+    Raises ConfigError if the tokenizer has no end-of-text token, or no chat template that will do where `settings` ask for one.
+    """
+
+    def __init__(self, tokenizer: Any, protocol: StepProtocol, settings: ProtocolParams | None = None) -> None:
         if tokenizer.eos_token_id is None:
             raise ConfigError("policy.base: its tokenizer has no end-of-text token (eos_token); a turn could never end")
         self.tokenizer, self.protocol = tokenizer, protocol
         self.eos: int = tokenizer.eos_token_id
         special = {place for place, token in tokenizer.added_tokens_decoder.items() if token.special} | set(tokenizer.all_special_ids)
         self._special = (special - {tokenizer.unk_token_id}) | {self.eos}
+        self._limits = Limits(sys.maxsize) if settings is None else limits_of(settings)
+        self._most = settings.max_documents_tokens if settings else None
+        self._chat: ChatFrame | None = None
+        if settings is not None and settings.prompt == "chat":
+            self._chat = chat_frame(tokenizer, settings.system)
         self._has_bytes = tokenizer.convert_tokens_to_ids("<0x0A>") not in (None, tokenizer.unk_token_id)
 
     def _plain(self, text: str) -> list[int]:
@@ -62,7 +75,9 @@ class TokenStream:
         return [part for letter in letters for part in self._ids(letter) if part not in self._special]
 
     def prompt_ids(self, question: str) -> list[int]:
-        """The prompt, behind whatever the tokenizer puts before a text (a BOS, or nothing)."""
+        """The prompt: in the chat template's frame, or behind whatever the tokenizer puts before a text (a BOS, or nothing)."""
+        if self._chat is not None:
+            return self._chat.head + self._plain(self.protocol.instruction(question)) + self._chat.tail
         return self.text_ids(self.protocol.prompt(question))
 
     def text_ids(self, text: str) -> list[int]:
@@ -73,16 +88,34 @@ class TokenStream:
         return start + self._plain(text)
 
     def policy_ids(self, text: str) -> list[int]:
-        """One policy turn with its end-of-text token."""
-        return [*self._plain(text), self.eos]
+        """One policy turn, with its end-of-text token unless one of the protocol's stops ends it."""
+        stopped = bool(self.protocol.stops) and text.endswith(self.protocol.stops)
+        return self._plain(text) if stopped else [*self._plain(text), self.eos]
 
     def environment_ids(self, text: str) -> list[int]:
-        """A block of retrieved documents. Never empty."""
-        return self._plain(text)
+        """What the environment says. Never empty."""
+        return self._as_turn(self._plain(text))
 
-    def encode(self, trajectory: Trajectory, max_characters: int) -> Encoded:
-        """The whole stream of a trajectory; `max_characters` is the cut of each document."""
-        first, *rest = segments(self.protocol, trajectory, max_characters)
+    def documents_ids(self, passages: Sequence[Passage]) -> list[int]:
+        """A block of retrieved documents, of at most `max_documents_tokens` with its frame, which is never cut. Never empty."""
+        return self._block_ids(self.protocol.documents(passages, self._limits))
+
+    def _block_ids(self, block: Block) -> list[int]:
+        ids = self._plain(block.text)
+        if self._most is not None and len(ids) > self._most:
+            opening, body, closing = map(self._plain, (block.opening, block.body, block.closing))
+            ids = opening + body[: max(0, self._most - len(opening) - len(closing))] + closing
+        return self._as_turn(ids)
+
+    def _as_turn(self, ids: list[int]) -> list[int]:
+        """In a chat whose policy turns end with end-of-text, the environment speaks as the user."""
+        if self._chat is None or self.protocol.stops:
+            return ids
+        return self._chat.between + ids + self._chat.tail_again
+
+    def encode(self, trajectory: Trajectory) -> Encoded:
+        """The whole stream of a trajectory."""
+        first, *rest = segments(self.protocol, trajectory, self._limits)
         prompt = self.prompt_ids(trajectory.question.question)
         assert first.role == "prompt"
         completion: list[int] = []
@@ -93,7 +126,30 @@ class TokenStream:
                 ids = self.policy_ids(segment.text)
                 ends.append(len(completion) + len(ids) - 1)
             else:
-                ids = self.environment_ids(segment.text)
+                ids = self.environment_ids(segment.text) if segment.block is None else self._block_ids(segment.block)
             completion += ids
             mask += [int(segment.role == "policy")] * len(ids)
         return Encoded(prompt, completion, mask, ends)
+
+
+class Stops:
+    """Tells when a turn has come to one of a protocol's stops, from its ids alone."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        """`stops` are ASCII; every token of the vocabulary is looked at once."""
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        lasts = {stop[-1] for stop in stops}
+        # a stop can only be complete after a token that holds its last character
+        self._candidates = {token for token in range(len(tokenizer)) if lasts & set(self._text([token]))} if stops else set()
+        # every token before the last one of a stop holds one character of it at least
+        self._reach = max(map(len, stops), default=0)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def ended(self, ids: Sequence[int]) -> bool:
+        """Whether the last token of `ids` completes a stop."""
+        if ids[-1] not in self._candidates:
+            return False
+        tail = self._text(ids[-self._reach :])
+        return any(stop in tail for stop in self._stops)

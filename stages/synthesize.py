@@ -9,7 +9,7 @@ from r3flow.environment import Environment
 from r3flow.errors import DataError
 from r3flow.files import read_jsonl, write_json, write_jsonl
 from r3flow.llm.endpoint import connect
-from r3flow.llm.teacher import Attempt, synthesize
+from r3flow.llm.teacher import FORM, Attempt, synthesize
 from r3flow.protocol import PROTOCOLS
 from r3flow.retrieval.open import open_retriever
 from r3flow.trajectory import Question
@@ -21,7 +21,7 @@ def body(stage: StageRun) -> None:
     questions = list(islice(read_jsonl("data/prepared/train.jsonl", Question.from_json), params.synthesize.questions))
     if not questions:
         raise DataError("data/prepared/train.jsonl holds no question")
-    environment = Environment(open_retriever(params), PROTOCOLS[params.protocol.name], params)
+    environment = Environment(open_retriever(params), PROTOCOLS[FORM], params)
     counts: Counter[str] = Counter()
     with connect(params, "teacher") as client:
         try:

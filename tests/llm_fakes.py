@@ -67,6 +67,9 @@ class FakeEnvironment:
         self.batches.append(len(queries))
         return [(Hit(Passage(query, f"Page of {query}", f"Something about {query}."), 1.0),) for query in queries]
 
+    def shown(self, hits: tuple[Hit, ...], earlier: Sequence[object]) -> tuple[Hit, ...]:
+        return hits
+
     def documents(self, hits: Sequence[Hit]) -> str:
         return PROTOCOLS["r3rag"].render_documents([hit.passage for hit in hits], 200)
 

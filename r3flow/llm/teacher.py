@@ -24,6 +24,10 @@ from r3flow.protocol import PROTOCOLS
 from r3flow.protocol.r3rag import DOCUMENTS
 from r3flow.trajectory import FinishReason, Hit, InvalidStep, Question, Step, Trajectory
 
+FORM = "r3rag"
+"""The protocol in which the teacher reads and writes, whatever the policy's is: a trajectory is steps, and becomes the policy's text
+only in the token stream. So a change of the policy's protocol pays no teacher again.
+"""
 WINDOW = 4
 """Questions at work per slot of concurrency: enough that a slow question at the head leaves no slot idle."""
 GRACE_S = 5.0
@@ -36,6 +40,8 @@ class Searcher(Protocol):
     """The part of `Environment` that synthesis needs."""
 
     def search(self, queries: Sequence[str]) -> list[tuple[Hit, ...]]: ...
+
+    def shown(self, hits: tuple[Hit, ...], earlier: Sequence[Step | InvalidStep]) -> tuple[Hit, ...]: ...
 
     def documents(self, hits: Sequence[Hit]) -> str: ...
 
@@ -91,8 +97,8 @@ async def _next(stream: AsyncGenerator[list[Attempt]]) -> list[Attempt] | None:
 class _Synthesis:
     def __init__(self, params: Params, environment: Searcher, client: ChatClient) -> None:
         self._params, self._environment, self._client = params, environment, client
-        self._protocol = PROTOCOLS[params.protocol.name]
-        self._system = wording.teacher(params.protocol.name)
+        self._protocol = PROTOCOLS[FORM]
+        self._system = wording.teacher(FORM)
         self._search = BatchedSearch(environment.search)
 
     async def stream(self, questions: Sequence[Question]) -> AsyncGenerator[list[Attempt]]:
@@ -146,7 +152,7 @@ class _Synthesis:
                 steps.append(step)
                 finish = "malformed" if isinstance(step, InvalidStep) else "answered"
                 break
-            hits = await self._search(step.query)
+            hits = self._environment.shown(await self._search(step.query), steps)
             steps.append(replace(step, hits=hits))
             transcript += self._protocol.render_step(step) + self._environment.documents(hits)
         return Trajectory(question, tuple(steps), finish)

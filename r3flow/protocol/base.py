@@ -1,18 +1,19 @@
 """What a protocol is: the text form of a trajectory. One object renders it and parses it, for every stage alike.
 
-A trajectory is an append-only stream of segments. `prompt` (the question) and `environment` (retrieved documents) are given to the
-policy and masked in training; `policy` segments are what the policy writes. A policy turn is one step and ends with the
-tokenizer's end-of-text token, which is no part of the text here.
+A trajectory is an append-only stream of segments. `prompt` (the question) and `environment` (retrieved documents, or a word about a
+turn that was no step) are given to the policy and masked in training; `policy` segments are what the policy writes. A policy turn is
+one step. It ends with the tokenizer's end-of-text token, which is no part of the text here, or in protocols with `stops` with one of them.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 from r3flow.trajectory import InvalidStep, Passage, Step, Trajectory
 
@@ -26,29 +27,73 @@ _LOOKS |= dict.fromkeys("\u2581\u115f\u1160\u2800\u3164\uffa0", " ")
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Retrieved documents in a protocol's frame. Whoever shortens a block cuts `body` alone, so that the frame stays whole."""
+
+    opening: str
+    body: str
+    closing: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.opening}{self.body}{self.closing}"
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of the stream and who wrote it."""
+    """A piece of the stream and who wrote it. `block` is set where the text is one of retrieved documents."""
 
     role: Role
     text: str
+    block: Block | None = None
 
 
-class StepProtocol(Protocol):
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of the retrieved documents is shown, in characters: of each passage, and of all passages of a step together."""
+
+    passage: int
+    total: int | None = None
+
+
+class StepProtocol(ABC):
     """One text format of reasoning and retrieval. Implementations are stateless."""
 
-    name: str
+    name: ClassVar[str]
+    stops: ClassVar[tuple[str, ...]] = ()
+    """ASCII texts that end a policy turn as soon as the policy has written one. Any other turn ends with end-of-text."""
 
+    @abstractmethod
     def prompt(self, question: str) -> str:
-        """The first segment."""
+        """The first segment, for a model that completes plain text."""
 
+    @abstractmethod
+    def instruction(self, question: str) -> str:
+        """The user's message, for a model with a chat template."""
+
+    @abstractmethod
     def render_step(self, step: Step) -> str:
         """The policy's text of a well-formed step, without documents and without end-of-text."""
 
-    def render_documents(self, passages: Sequence[Passage], max_characters: int) -> str:
-        """The environment's segment after a query. Every passage is cut to `max_characters` and neutralised; the frame is never cut."""
+    @abstractmethod
+    def documents(self, passages: Sequence[Passage], limits: Limits) -> Block:
+        """The environment's segment after a query: every passage neutralised and cut, the frame whole."""
 
+    @abstractmethod
+    def feedback(self, step: InvalidStep) -> str:
+        """The environment's segment after a turn that was no step, where the trajectory goes on all the same."""
+
+    @abstractmethod
     def parse(self, text: str, number: int, *, complete: bool = True) -> Step | InvalidStep:
         """Read one policy turn. `number` is the step it must be; `complete` is False if the turn was cut at the token limit."""
+
+    def render_documents(self, passages: Sequence[Passage], max_characters: int) -> str:
+        """`documents` as text, with a limit for each passage alone."""
+        return self.documents(passages, Limits(max_characters)).text
+
+
+CUT = "is cut at the token limit"
+"""The reason of an `InvalidStep` that had no end."""
 
 
 def squeeze(text: str) -> str:
@@ -73,14 +118,33 @@ def folded(text: str) -> Sequence[str]:
     return text.lower() if text.isascii() else list(map(fold, text))
 
 
-def segments(protocol: StepProtocol, trajectory: Trajectory, max_characters: int) -> list[Segment]:
-    """The whole stream of a trajectory, in order: prompt, then step and documents by turns."""
-    stream = [Segment("prompt", protocol.prompt(trajectory.question.question))]
-    for step in trajectory.steps:
+def find_marks(text: str, pattern: re.Pattern[str], place: Callable[[re.Match[str]], int]) -> list[int]:
+    """Where in `text` the character stands that `place` names in each match of `pattern` in the folded text; from the end to the start."""
+    pieces = folded(text)
+    found = [place(match) for match in pattern.finditer("".join(pieces))]
+    if not found:
+        return []
+    owners = [index for index, piece in enumerate(pieces) for _ in piece]
+    return sorted({owners[index] for index in found}, reverse=True)
+
+
+def one_line(passage: Passage, max_characters: int, title: str = "{}: ") -> str:
+    """`passage` on one line of at most `max_characters`, its title (if it has one) before its text in the form `title`."""
+    name = squeeze(passage.title)
+    text = f"{title.format(name)}{passage.text}" if name else passage.text
+    return squeeze(text[: 4 * max_characters])[:max_characters].rstrip()
+
+
+def segments(protocol: StepProtocol, trajectory: Trajectory, limits: Limits) -> Iterator[Segment]:
+    """The whole stream of a trajectory, in order: prompt, then policy and environment by turns."""
+    yield Segment("prompt", protocol.prompt(trajectory.question.question))
+    for place, step in enumerate(trajectory.steps, 1):
         if isinstance(step, InvalidStep):
-            stream.append(Segment("policy", step.raw))
+            yield Segment("policy", step.raw)
+            if place < len(trajectory.steps):
+                yield Segment("environment", protocol.feedback(step))
             continue
-        stream.append(Segment("policy", protocol.render_step(step)))
+        yield Segment("policy", protocol.render_step(step))
         if step.query is not None:
-            stream.append(Segment("environment", protocol.render_documents([h.passage for h in step.hits], max_characters)))
-    return stream
+            block = protocol.documents([hit.passage for hit in step.hits], limits)
+            yield Segment("environment", block.text, block)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from r3flow.protocol.base import folded, squeeze
+from r3flow.protocol.base import CUT, Block, Limits, StepProtocol, find_marks, one_line, squeeze
 from r3flow.trajectory import InvalidStep, Passage, Step
 
 QUESTION, ANALYSIS = "The question:", "The problem analysis:"
@@ -36,16 +36,12 @@ def neutralise(text: str) -> str:
     tokenizer that normalises would read it as the real one. All other text stays as it is.
     """
     line = squeeze(text)
-    pieces = folded(line)
-    colons = [match.end() - 1 for match in _MARKER.finditer("".join(pieces))]
-    if colons:
-        owners = [place for place, piece in enumerate(pieces) for _ in piece]
-        for place in sorted({owners[colon] for colon in colons}, reverse=True):
-            line = f"{line[:place].rstrip()} -{line[place + 1 :]}"
+    for place in find_marks(line, _MARKER, lambda match: match.end() - 1):
+        line = f"{line[:place].rstrip()} -{line[place + 1 :]}"
     return line
 
 
-class R3RAG:
+class R3RAG(StepProtocol):
     """The `r3rag` protocol. A step is numbered from 1 and its number is checked."""
 
     name = "r3rag"
@@ -53,24 +49,26 @@ class R3RAG:
     def prompt(self, question: str) -> str:
         return f"{QUESTION} {neutralise(question)}\n"
 
+    def instruction(self, question: str) -> str:
+        return self.prompt(question).rstrip("\n")
+
     def render_step(self, step: Step) -> str:
         last = f"{QUERY} {step.query}" if step.query is not None else f"{ANSWER} {step.answer}"
         return f"Step {step.number}:\n{ANALYSIS} {step.analysis}\n{last}"
 
-    def render_documents(self, passages: Sequence[Passage], max_characters: int) -> str:
-        parts = []
-        for place, passage in enumerate(passages, 1):
-            title = squeeze(passage.title)
-            text = f"{title}: {passage.text}" if title else passage.text
-            parts.append(f"[{place}] {squeeze(text[: 4 * max_characters])[:max_characters].rstrip()}")
+    def documents(self, passages: Sequence[Passage], limits: Limits) -> Block:
+        parts = [f"[{place}] {one_line(passage, limits.passage)}" for place, passage in enumerate(passages, 1)]
         # neutralised once more as a whole: a heading may only arise where two passages meet or where one was cut
-        shown = neutralise(" ".join(parts)) if parts else "none found"
-        return f"\n{DOCUMENTS} {shown}\n"
+        shown = neutralise(" ".join(parts)[: limits.total]) if parts else "none found"
+        return Block(f"\n{DOCUMENTS} ", shown, "\n")
+
+    def feedback(self, step: InvalidStep) -> str:
+        return f"\nThis was no step, for it {step.reason}. Write step {step.number} again.\n"
 
     def parse(self, text: str, number: int, *, complete: bool = True) -> Step | InvalidStep:
         reason, step = self._read(text, number)
         if not complete:
-            return InvalidStep(number, text, "cut at the token limit")
+            return InvalidStep(number, text, CUT)
         return step if step is not None else InvalidStep(number, text, reason)
 
     def _read(self, text: str, number: int) -> tuple[str, Step | None]:

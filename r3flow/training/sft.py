@@ -121,8 +121,8 @@ def encode_all(trajectories: Sequence[Trajectory], tokenizer: Any, params: Param
     """Token streams of trajectories that fit the context; raises DataError if none does."""
     if not trajectories:
         raise DataError("data/trajectories/accepted.jsonl holds no trajectory; run the filter stage again")
-    stream = TokenStream(tokenizer, PROTOCOLS[params.protocol.name])
-    encoded = [stream.encode(item, params.protocol.max_document_characters) for item in trajectories]
+    stream = TokenStream(tokenizer, PROTOCOLS[params.protocol.name], params.protocol)
+    encoded = [stream.encode(item) for item in trajectories]
     fitting = [item for item in encoded if len(item.prompt_ids) + len(item.completion_ids) <= params.protocol.max_context_tokens]
     if not fitting:
         raise DataError(

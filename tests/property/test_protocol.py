@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from r3flow.protocol import PROTOCOLS, segments
+from r3flow.protocol import PROTOCOLS, Limits, segments
 from r3flow.protocol.r3rag import ANALYSIS, ANSWER, DOCUMENTS, QUERY, QUESTION, neutralise
 from r3flow.trajectory import Hit, InvalidStep, Passage, Question, Step, Trajectory
 
@@ -94,14 +94,14 @@ def test_values_are_kept_whole():
 
 
 def test_a_turn_cut_at_the_token_limit_is_invalid_even_if_it_parses():
-    assert P.parse(GOOD, 2, complete=False).reason == "cut at the token limit"
+    assert P.parse(GOOD, 2, complete=False).reason == "is cut at the token limit"
 
 
 def test_segments_follow_each_other():
     hit = Hit(Passage("1", "A", "b"), 1.0)
     trajectory = Trajectory(Question("q", "Who?", ("x",)), (Step(1, "a", query="q", hits=(hit,)), Step(2, "b", answer="x")), "answered")
-    assert [s.role for s in segments(P, trajectory, 100)] == ["prompt", "policy", "environment", "policy"]
-    assert "".join(s.text for s in segments(P, trajectory, 100)) == (
+    assert [s.role for s in segments(P, trajectory, Limits(100))] == ["prompt", "policy", "environment", "policy"]
+    assert "".join(s.text for s in segments(P, trajectory, Limits(100))) == (
         f"{QUESTION} Who?\nStep 1:\n{ANALYSIS} a\n{QUERY} q\n{DOCUMENTS} [1] A: b\nStep 2:\n{ANALYSIS} b\n{ANSWER} x"
     )
 

@@ -156,7 +156,7 @@ def test_every_way_to_end() -> None:
     for name in ("bad", "skips", "endless", "budget", "flood"):
         assert found[name].trajectory.answer is None
     endless = found["endless"].trajectory.steps[-1]
-    assert isinstance(endless, InvalidStep) and endless.reason == "cut at the token limit" and endless.raw.startswith("Step 1:")
+    assert isinstance(endless, InvalidStep) and endless.reason == "is cut at the token limit" and endless.raw.startswith("Step 1:")
     # the last step's query stays, unsearched, and so does the one whose documents found no room
     budget, flood = found["budget"].trajectory.steps, found["flood"].trajectory.steps
     assert [len(step.hits) for step in budget if isinstance(step, Step)] == [1, 1, 1, 0]
@@ -167,11 +167,11 @@ def test_every_way_to_end() -> None:
 
 def test_the_stream_is_what_the_encoder_of_the_cold_start_makes() -> None:
     tokenizer = make_tokenizer()
-    stream = TokenStream(tokenizer, PROTOCOL)
+    stream = TokenStream(tokenizer, PROTOCOL, PARAMS.protocol)
     rollouts = by_name(roll(tokenizer=tokenizer))
     for name in ("two", "none", "skips", "bad"):
         rollout = rollouts[name]
-        encoded = stream.encode(rollout.trajectory, PARAMS.protocol.max_document_characters)
+        encoded = stream.encode(rollout.trajectory)
         assert (rollout.prompt_ids, rollout.completion_ids) == (encoded.prompt_ids, encoded.completion_ids)
         assert (rollout.mask, rollout.step_ends) == (encoded.mask, encoded.step_ends)
 

@@ -10,7 +10,7 @@ import pytest
 from r3flow.errors import EndpointError, EndpointRefusedError
 from r3flow.llm import wording
 from r3flow.llm.batching import BatchedSearch
-from r3flow.llm.teacher import TRY_STRIDE, WINDOW, Attempt, synthesize
+from r3flow.llm.teacher import FORM, TRY_STRIDE, WINDOW, Attempt, synthesize
 from r3flow.progress import Silent
 from r3flow.simulated.http import Reply
 from r3flow.simulated.server import completion
@@ -199,13 +199,18 @@ def test_queries_of_many_trajectories_share_a_batch_and_equal_ones_a_search(tmp_
     assert sum(environment.batches) == 20 and max(environment.batches) <= 16 and len(environment.batches) == 2
 
 
-def test_every_prompt_of_the_shipped_protocols_exists_and_holds_an_example_that_parses():
+def test_the_teachers_prompt_holds_examples_that_parse():
     from r3flow.protocol import PROTOCOLS
 
-    for name, protocol in PROTOCOLS.items():
-        text = wording.teacher(name)
-        shown = [part.split("\n\n")[0] for part in text.split("You write:\n")[1:]]
-        assert len(shown) == 2
-        for part in shown:
-            number = int(part.split(":")[0].removeprefix("Step "))
-            assert isinstance(protocol.parse(part, number), Step), part
+    shown = [part.split("\n\n")[0] for part in wording.teacher(FORM).split("You write:\n")[1:]]
+    assert len(shown) == 2
+    for part in shown:
+        number = int(part.split(":")[0].removeprefix("Step "))
+        assert isinstance(PROTOCOLS[FORM].parse(part, number), Step), part
+
+
+@pytest.mark.parametrize("name", ["search_r1", "research"])
+def test_the_policys_protocol_changes_no_request_to_the_teacher(name, tmp_path):
+    with BadServer() as server, client(server.url, tmp_path) as made:
+        attempts = [run(made, 6, settings=params(protocol={"name": protocol})) for protocol in (FORM, name)]
+    assert attempts[0] == attempts[1] and set(server.seen.values()) == {1}

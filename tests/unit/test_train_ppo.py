@@ -60,7 +60,7 @@ def cold_start(tmp_path_factory):
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     stream = TokenStream(tokenizer, PROTOCOLS["r3rag"])
-    encoded = [stream.encode(Trajectory(question, STEPS, "answered"), 512) for question in QUESTIONS]
+    encoded = [stream.encode(Trajectory(question, STEPS, "answered")) for question in QUESTIONS]
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     for step in range(60):
         item = encoded[step % 5]
