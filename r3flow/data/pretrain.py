@@ -167,6 +167,17 @@ def _words_in_a_row(rng: random.Random) -> list[str]:
     return row
 
 
+def counting_task(rng: random.Random) -> list[Piece]:
+    """Parts numbered in a row, from one to four on, with text in each that says nothing about the number."""
+    start, parts = rng.randint(1, 4), rng.randint(4, 7)
+    pieces: list[Piece] = []
+    for number in range(start, start + parts):
+        known = number > start
+        filler = [text for text, _ in reading_task(rng, 1)]
+        pieces += [("Part", False), (f" {number}:", known), ("".join(filler[: rng.randint(1, 3)]).rstrip("\n") + "\n", False)]
+    return pieces
+
+
 REPETITION, RECALL, SHORT = 200, 400, 600
 """Training steps at which lists follow repetitions, passages follow lists, and the final mixture begins. Absolute numbers: telling apart
 passages was not learned in thousands of steps where copying and recall had not been learned before (docs/adr/0006).
@@ -182,8 +193,10 @@ def pretraining_sample(rng: random.Random, step: int | None = None) -> list[Piec
         return repetition_task(rng) if kind < 0.1 else recall_task(rng, 3 if step < (REPETITION + RECALL) // 2 else 6)
     if step is not None and step < SHORT:
         return recall_task(rng) if kind < 0.25 else reading_task(rng, rng.choice((1, 1, 2)))
-    if kind < 0.08:
+    if kind < 0.05:
         return recall_task(rng)
+    if kind < 0.08:
+        return counting_task(rng)
     if kind < 0.68:
         return reading_task(rng, rng.choice((1, 2, 2, 2, 3, 3, 4)))
     return comparison_task(rng) if kind < 0.9 else ordering_task(rng)

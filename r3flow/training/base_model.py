@@ -1,6 +1,6 @@
 """`make base-model`: the tokenizer and the pre-training of `models/tiny-base`, from nothing, on two cores.
 
-A stock LlamaForCausalLM of 1.3 million parameters, so that nothing in the pipeline is special to it. Any Hugging Face causal
+A stock LlamaForCausalLM of 1.2 million parameters, so that nothing in the pipeline is special to it. Any Hugging Face causal
 language model takes its place through `policy.base`.
 """
 
@@ -26,7 +26,7 @@ from r3flow.simulated.mind import phrases
 
 STEPS, TOKENS, SEED = 2200, 6000, 20_261
 MUON_LR, ADAM_LR, CLIP, WARMUP = 0.012, 1e-2, 1.0, 20
-WIDTH, LAYERS, HEADS = 128, 4, 4
+WIDTH, LAYERS, HEADS, KEY_VALUE_HEADS = 128, 4, 4, 2
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -38,7 +38,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     texts = ["".join(text for text, _ in pretraining_sample(rng)) for _ in range(4000)]
     sample = generate_world(SEED, WorldParams(train_questions=2000, dev_questions=10, test_questions=10, passages=6000))
     # only wordings are learned from the sample: every name part is in the vocabulary anyway, whichever half it comes from
-    texts += [f" {question.question}" for question in sample.questions["train"]] + phrases()
+    texts += [f" {question.question}" for question in sample.questions["train"]] + phrases() + ["Step"]
     pieces = {piece for text in texts for piece in re.findall(r" ?[A-Za-z]+| ?\d+| ?[^\sA-Za-z\d]+", text)}
     pieces |= {f" {word}" for word in words()} | {f" {year}" for year in range(1900, 2000)} | {str(digit) for digit in range(10)}
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -48,7 +48,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     headings = [f"\n{text}" for text in (r3rag.ANALYSIS, r3rag.QUERY, r3rag.DOCUMENTS, r3rag.ANSWER)] + [r3rag.QUESTION]
-    headings += [f"Step {number}:" for number in range(1, 11)]
+    headings += [f" {number}:" for number in range(1, 11)]  # of a step; a token of its own so that counting is learned once for all
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in headings])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", model_max_length=2048, clean_up_tokenization_spaces=False
@@ -61,10 +61,10 @@ def build_model(vocabulary: int) -> LlamaForCausalLM:
     The heads of the first layer look one to four tokens back, by their biases; the values of the other layers come back as what they are,
     scaled down. See docs/adr/0006.
     """
-    size = WIDTH // 2
+    size, sharing = WIDTH // 2, HEADS // KEY_VALUE_HEADS
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        num_key_value_heads=HEADS, head_dim=size, attention_bias=True, max_position_embeddings=2048, tie_word_embeddings=True,
+        num_key_value_heads=KEY_VALUE_HEADS, head_dim=size, attention_bias=True, max_position_embeddings=2048, tie_word_embeddings=True,
         pad_token_id=0, eos_token_id=1, bos_token_id=None, rms_norm_eps=1e-5, initializer_range=WIDTH**-0.5,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
@@ -77,14 +77,14 @@ def build_model(vocabulary: int) -> LlamaForCausalLM:
             elif name.endswith(("q_proj.bias", "k_proj.bias")):
                 weight.normal_(0, 0.3)
         first, *others = [layer.self_attn for layer in model.model.layers]
-        for head in range(HEADS):
-            rows = slice(head * size, (head + 1) * size)
-            first.k_proj.bias[rows] = 1.0
-            first.q_proj.bias[rows] = _turned(torch.ones(size), -(head + 1))
+        first.k_proj.bias.fill_(1.0)
+        first.q_proj.bias.copy_(torch.cat([_turned(torch.ones(size), -places) for places in range(1, HEADS + 1)]))
         torch.nn.init.orthogonal_(first.o_proj.weight).mul_(0.5)
         for attention in others:
             torch.nn.init.orthogonal_(attention.v_proj.weight)
-            attention.o_proj.weight.copy_(0.5 * attention.v_proj.weight.T)
+            # query heads that share a value share its way back
+            values = attention.v_proj.weight.view(KEY_VALUE_HEADS, size, WIDTH).repeat_interleave(sharing, 0)
+            attention.o_proj.weight.copy_(0.5 / sharing * values.reshape(HEADS * size, WIDTH).T)
     return model
 
 
