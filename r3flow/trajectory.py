@@ -101,6 +101,9 @@ class Step:
     query: str | None = None
     answer: str | None = None
     hits: tuple[Hit, ...] = ()
+    tidy: bool = True
+    """False if the policy's turn held text outside of the protocol's parts, or lacked the thought; protocols that tolerate such a turn
+    say so."""
 
     def __post_init__(self) -> None:
         if (self.query is None) == (self.answer is None):
@@ -151,6 +154,8 @@ class Trajectory:
                 record["hits"] = [{**hit.passage.to_json(), "score": hit.score} for hit in step.hits]
             else:
                 record["answer"] = step.answer
+            if not step.tidy:
+                record["tidy"] = False
             steps.append(record)
         return {"question": self.question.to_json(), "steps": steps, "finish": self.finish}
 
@@ -162,5 +167,5 @@ class Trajectory:
                 steps.append(InvalidStep(item["number"], item["raw"], item["reason"]))
             else:
                 hits = tuple(Hit(Passage.from_json(hit), float(hit["score"])) for hit in item.get("hits", ()))
-                steps.append(Step(item["number"], item["analysis"], item.get("query"), item.get("answer"), hits))
+                steps.append(Step(item["number"], item["analysis"], item.get("query"), item.get("answer"), hits, item.get("tidy", True)))
         return cls(Question.from_json(value["question"]), tuple(steps), value["finish"])
