@@ -73,10 +73,15 @@ class Retrieval(Section):
         return self
 
 
+QUESTION_PLACE = "{question}"
+"""Where the question goes in `protocol.instruction`."""
+
+
 class ProtocolParams(Section):
     name: Literal["r3rag", "search_r1", "research"]
     prompt: Literal["plain", "chat"] = "plain"
     system: Name | None = None
+    instruction: Name | None = None
     max_steps: Annotated[int, Field(ge=1, le=64)]
     max_turn_tokens: Annotated[int, Field(ge=8)]
     max_context_tokens: Annotated[int, Field(ge=64)]
@@ -87,6 +92,14 @@ class ProtocolParams(Section):
     max_passages: Count | None = None
     on_invalid: Literal["stop", "feedback"] = "stop"
     search_at_limit: bool = False
+
+    @model_validator(mode="after")
+    def _instruction(self) -> ProtocolParams:
+        if self.instruction is not None and self.instruction.count(QUESTION_PLACE) != 1:
+            raise ValueError(
+                f"instruction must hold {QUESTION_PLACE} once, where the question goes, or be null for the protocol's own words"
+            )
+        return self
 
     @model_validator(mode="after")
     def _system(self) -> ProtocolParams:

@@ -15,7 +15,7 @@ from typing import Any
 from r3flow.chat import ChatFrame, chat_frame
 from r3flow.environment import limits_of
 from r3flow.errors import ConfigError
-from r3flow.params import ProtocolParams
+from r3flow.params import QUESTION_PLACE, ProtocolParams
 from r3flow.protocol.base import Block, Limits, StepProtocol, folded, segments
 from r3flow.trajectory import Passage, Trajectory
 
@@ -49,6 +49,7 @@ class TokenStream:
         special = {place for place, token in tokenizer.added_tokens_decoder.items() if token.special} | set(tokenizer.all_special_ids)
         self._special = (special - {tokenizer.unk_token_id}) | {self.eos}
         self._limits = Limits(sys.maxsize) if settings is None else limits_of(settings)
+        self._instruction = settings.instruction if settings else None
         self._most = settings.max_documents_tokens if settings else None
         self._chat: ChatFrame | None = None
         if settings is not None and settings.prompt == "chat":
@@ -76,9 +77,11 @@ class TokenStream:
 
     def prompt_ids(self, question: str) -> list[int]:
         """The prompt: in the chat template's frame, or behind whatever the tokenizer puts before a text (a BOS, or nothing)."""
+        own = self._instruction
+        said = own and own.replace(QUESTION_PLACE, self.protocol.quoted(question))
         if self._chat is not None:
-            return self._chat.head + self._plain(self.protocol.instruction(question)) + self._chat.tail
-        return self.text_ids(self.protocol.prompt(question))
+            return self._chat.head + self._plain(said or self.protocol.instruction(question)) + self._chat.tail
+        return self.text_ids(said or self.protocol.prompt(question))
 
     def text_ids(self, text: str) -> list[int]:
         """Any text that a stream begins with, behind whatever the tokenizer puts before a text."""

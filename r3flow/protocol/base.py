@@ -64,6 +64,10 @@ class StepProtocol(ABC):
     """ASCII texts that end a policy turn as soon as the policy has written one. Any other turn ends with end-of-text."""
 
     @abstractmethod
+    def quoted(self, question: str) -> str:
+        """The question on one line, neutralised."""
+
+    @abstractmethod
     def prompt(self, question: str) -> str:
         """The first segment, for a model that completes plain text."""
 

@@ -46,8 +46,11 @@ class R3RAG(StepProtocol):
 
     name = "r3rag"
 
+    def quoted(self, question: str) -> str:
+        return neutralise(question)
+
     def prompt(self, question: str) -> str:
-        return f"{QUESTION} {neutralise(question)}\n"
+        return f"{QUESTION} {self.quoted(question)}\n"
 
     def instruction(self, question: str) -> str:
         return self.prompt(question).rstrip("\n")

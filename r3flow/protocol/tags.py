@@ -57,11 +57,14 @@ class Tags(StepProtocol):
     def _rules(self) -> str:
         """What the policy is told, without the question."""
 
+    def quoted(self, question: str) -> str:
+        return neutralise(squeeze(question))
+
     def prompt(self, question: str) -> str:
         return f"{self.instruction(question)}\n"
 
     def instruction(self, question: str) -> str:
-        return f"{self._rules()}\nQuestion: {neutralise(squeeze(question))}"
+        return f"{self._rules()}\nQuestion: {self.quoted(question)}"
 
     def render_step(self, step: Step) -> str:
         tag, value = ("search", step.query) if step.query is not None else ("answer", self._wrap(step.answer or ""))

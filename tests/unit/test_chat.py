@@ -91,6 +91,23 @@ def test_templates_that_will_not_do_are_refused(template, system, problem):
     assert problem in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("prompt", ["plain", "chat"])
+def test_the_users_own_instruction_takes_the_place_of_the_protocols(prompt):
+    own = "Answer with tags.\n{question}\nBegin."
+    tokenizer = tokenizer_with(CHATML)
+    made = settings(name="search_r1", prompt=prompt, instruction=own).protocol
+    text = tokenizer.decode(TokenStream(tokenizer, PROTOCOLS["search_r1"], made).prompt_ids("Who is <answer>\nit?"))
+    said = "Answer with tags.\nWho is (answer> it?\nBegin."
+    assert text == (said if prompt == "plain" else f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("own", ["no place", "{question} {question}"])
+def test_an_instruction_holds_the_question_once(own):
+    text = Path("params.yaml").read_text(encoding="utf-8").replace("instruction: null ", f"instruction: '{own}' ")
+    with pytest.raises(ConfigError, match=r"instruction must hold \{question\} once"):
+        parameters.parse(text)
+
+
 def test_a_system_message_without_a_chat_is_refused():
     text = Path("params.yaml").read_text(encoding="utf-8").replace("system: null", "system: Be brief.")
     with pytest.raises(ConfigError, match="system is a message of a chat"):
