@@ -129,7 +129,7 @@ def step_samples(rollouts: Sequence[Rollout], rewards: Sequence[Sequence[float]]
             one = Trajectory(rollout.trajectory.question, (step,), rollout.trajectory.finish)
             prompt = rollout.prompt_ids + rollout.completion_ids[:start]
             samples.append(Rollout(one, prompt, rollout.completion_ids[part], rollout.mask[part], rollout.logprobs[part], [end - start]))
-            scored.append(RewardBreakdown("wrong", 1.0, (reward,), 0.0, 0.0))
+            scored.append(RewardBreakdown("wrong", 1.0, (reward,), (0.0,), (0.0,)))
     return samples, scored
 
 
@@ -155,10 +155,11 @@ def main() -> int:
     rollouts = generate_rollouts(
         model, tokenizer, environment, questions, params.protocol, temperature=settings.temperature, seed=params.seed
     )
+    preset, outcome = params.reward.preset, "match" if params.reward.verdict_needed else params.reward.outcome  # no judge is asked
     scored = [
-        score(item.trajectory, relevance=list(relevance_by_gold(item.trajectory)), preset=params.reward.preset, outcome="match")
+        score(item.trajectory, relevance=list(relevance_by_gold(item.trajectory)), preset=preset, outcome=outcome)
         if item.trajectory.question.gold_ids is not None
-        else score(item.trajectory, relevance=[0.0] * len(item.trajectory.steps), preset=params.reward.preset, outcome="match")
+        else score(item.trajectory, relevance=[0.0] * len(item.trajectory.steps), preset=preset, outcome=outcome)
         for item in rollouts
     ]
     rewards = [[value for value in item.steps if value is not None] for item in scored]

@@ -124,10 +124,13 @@ def digest(value: Any) -> str:
 
 
 def file_digest(path: str | Path) -> str:
-    """32 hex digits of SHA-256 over a file's bytes, or over the names and bytes of a folder's files."""
+    """32 hex digits of SHA-256 over a file's bytes, or over the names and bytes of a folder's files.
+
+    What Python writes beside modules (`__pycache__`) does not count, as it does not for DVC: importing a module changes nothing.
+    """
     path = Path(path)
     total = hashlib.sha256()
-    for item in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+    for item in sorted(p for p in path.rglob("*") if p.is_file() and p.parent.name != "__pycache__") if path.is_dir() else [path]:
         if path.is_dir():
             total.update(item.relative_to(path).as_posix().encode() + b"\0")
         with open(item, "rb") as file:

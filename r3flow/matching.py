@@ -1,4 +1,4 @@
-"""The only comparison of a predicted answer with gold answers: exact match and F1 as HotpotQA and SQuAD define them.
+"""The only comparison of a predicted answer with gold answers: exact match and F1 as HotpotQA and SQuAD define them, and cover match.
 
 Filter, rewards and evaluation all use it, so that "right" means one thing. The order of normalisation is that of SQuAD's and
 HotpotQA's evaluation scripts (lower case, punctuation, articles, white space); R3-RAG's code strips articles first, which keeps
@@ -29,6 +29,19 @@ def exact_match(prediction: str | None, answers: Iterable[str]) -> bool:
         return False
     wanted = normalize(prediction)
     return any(normalize(answer) == wanted for answer in answers)
+
+
+def cover_match(prediction: str | None, answers: Iterable[str]) -> bool:
+    """True if any gold answer occurs in the prediction as a whole phrase, both after `normalize` (cover-EM, as R1-Searcher rewards).
+
+    A long answer earns under it: one that lists every candidate, or says yes and no, covers the right one, so a policy that is rewarded
+    by it learns to write more. No prediction (None) is wrong, and a gold answer of no words is covered by its equal alone.
+    """
+    if prediction is None:
+        return False
+    said = normalize(prediction)
+    wanted = [normalize(answer) for answer in answers]
+    return any(said == gold or (gold != "" and re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", said) is not None) for gold in wanted)
 
 
 def f1(prediction: str | None, answers: Iterable[str]) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from r3flow.errors import ConfigError
 from r3flow.strict_yaml import StrictYAML
@@ -214,10 +214,67 @@ class SFT(Section):
     save_steps: Count
 
 
+_STEPWISE = ("demo", "paper", "code", "code_outcome", "code_process")
+_GRADED = ("research", "research_paper")
+_WITH_PROCESS = ("demo", "paper", "code", "code_process")
+_RULES = ("judge", "gold", "score", "none")
+
+
 class Reward(Section):
-    preset: Literal["demo", "paper", "code"]
-    outcome: Literal["match", "match_or_judge"]
-    process: Literal["judge", "gold", "score", "none"]
+    """The tables of the presets are in `r3flow.rewards`."""
+
+    preset: Literal[
+        "demo", "paper", "code", "code_outcome", "code_process", "search_r1", "search_r1_format", "empirical", "research", "research_paper"
+    ]
+    outcome: Literal["match", "f1", "cover", "judge", "match_or_judge"]
+    process: str
+    """`judge`, `gold`, `score`, `none`, or a function of the project's folder `plugins`, so that DVC can watch it."""
+
+    @field_validator("process")
+    @classmethod
+    def _process(cls, value: str) -> str:
+        if value not in _RULES and not re.fullmatch(r"plugins(\.[a-z_][a-z0-9_]*)+:[a-z_]\w*", value):
+            raise ValueError(f"{value!r} is neither {', '.join(_RULES)} nor a function such as plugins.ranking:score")
+        return value
+
+    @model_validator(mode="after")
+    def _together(self) -> Reward:
+        if self.preset in _GRADED and self.outcome != "f1":
+            raise ValueError(f"preset: {self.preset} pays by F1, not by outcome: {self.outcome}; set outcome: f1")
+        if self.preset not in _GRADED and self.outcome == "f1":
+            other = "" if self.preset in _STEPWISE else ", and outcome: match is what was published"
+            raise ValueError(
+                f"outcome: f1 is a grade, but preset: {self.preset} needs right or wrong; set outcome: match, cover, judge or "
+                f"match_or_judge{other}"
+            )
+        if not self.pays_process and self.process != "none":
+            raise ValueError(f"preset: {self.preset} has no process reward, so process: {self.process} cannot be; set process: none")
+        if self.preset == "code_process" and self.process == "none":
+            raise ValueError(
+                "preset: code_process has no reward but the process reward, so process: none cannot be; set process: judge, gold, score or "
+                "a plugin"
+            )
+        return self
+
+    @property
+    def pays_process(self) -> bool:
+        """Whether the preset has a process reward."""
+        return self.preset in _WITH_PROCESS
+
+    @property
+    def verdict_needed(self) -> bool:
+        """Whether the judge may be asked if an answer is right. `code_process` pays for no answer."""
+        return self.outcome in ("judge", "match_or_judge") and self.preset != "code_process"
+
+    @property
+    def judge_needed(self) -> bool:
+        """Whether anything is asked of the judge."""
+        return self.process == "judge" or self.verdict_needed
+
+    @property
+    def plugin(self) -> str | None:
+        """The user's function, None where `process` is one of the built-in rules."""
+        return None if self.process in _RULES else self.process
 
 
 class PPO(Section):
@@ -313,7 +370,7 @@ class Params(Section):
     @property
     def judge_needed(self) -> bool:
         """Whether any stage asks the judge."""
-        return self.filter.judge or self.evaluate.judge or self.reward.process == "judge" or self.reward.outcome == "match_or_judge"
+        return self.filter.judge or self.evaluate.judge or self.reward.judge_needed
 
 
 def _fields(model: Any) -> list[str]:
@@ -389,6 +446,11 @@ def _missing(params: Params, folder: Path) -> Iterator[tuple[str, str]]:
         )
     if not local and policy.base.startswith((".", "/", "~")):
         yield "policy.base", f"'{policy.base}' is no folder; give a Hugging Face name, or a path without '~'"
+    if params.reward.plugin is not None and (folder / "plugins").is_dir():
+        # the function itself is looked for where it is used: this module runs no code of the user's
+        path = params.reward.plugin.partition(":")[0].replace(".", "/")
+        if not (folder / f"{path}.py").is_file() and not (folder / path / "__init__.py").is_file():
+            yield "reward.process", f"'{params.reward.plugin}' is a function of {path}.py, which is no file; write it or correct the name"
     if params.prepare.source == "files":
         for key, name in params.prepare.files.model_dump().items():
             if not (folder / name).is_file():

@@ -102,8 +102,8 @@ class Step:
     answer: str | None = None
     hits: tuple[Hit, ...] = ()
     tidy: bool = True
-    """False if the policy's turn held text outside of the protocol's parts, or lacked the thought; protocols that tolerate such a turn say
-    so."""
+    """False if the policy's turn held text outside of the protocol's parts, or lacked the thought; protocols that tolerate such a turn
+    say so."""
 
     def __post_init__(self) -> None:
         if (self.query is None) == (self.answer is None):

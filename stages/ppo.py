@@ -19,7 +19,7 @@ def body(stage: StageRun) -> None:
     environment = Environment(open_retriever(params), PROTOCOLS[params.protocol.name], params)
     with ExitStack() as stack:
         judge = None
-        if params.reward.process == "judge" or params.reward.outcome == "match_or_judge":
+        if params.reward.judge_needed:
             client = stack.enter_context(connect(params, "judge"))
             stack.callback(lambda: stage.costs(client.counts.costs("judge")))
             judge = Judge(client, params.protocol.max_document_characters)

@@ -148,7 +148,7 @@ class Scores:
         return [
             score(item, relevance=list(relevance_by_gold(item)), preset="demo", outcome="match")
             if place not in lost
-            else RewardBreakdown("unknown", None, (None,) * len(item.steps), None, None)
+            else RewardBreakdown.unknown((None,) * len(item.steps))
             for place, item in enumerate(trajectories)
         ]
 

@@ -3,8 +3,8 @@
 DVC does not see Python imports; an edited helper that is not a dependency gives "didn't change, skipping". So each stage lists the
 whole import closure of its module, below the marker line `# code`. The closure is read from the source without running it: imports
 inside functions count, `if TYPE_CHECKING:` blocks do not. A module named in a string (`-m r3flow.simulated.server`) counts as
-imported, and a data file counts for the modules of its package that name it or its folder. `r3flow.tracking` is exempt: it
-watches and cannot change a result.
+imported, and a data file counts for the modules of its package that name it or its folder. A module that loads others by a name
+out of `params.yaml` counts as naming their whole folder (`LOADS`). `r3flow.tracking` is exempt: it watches and cannot change a result.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 PACKAGES = ("r3flow", "stages")
 EXEMPT = "r3flow.tracking"
 MARKER = "# code (python -m r3flow.dev.deps --write)"
+LOADS = {"r3flow/training/plugin.py": "plugins"}
+"""Modules that load what only `params.yaml` names, and the folder below the root where that lies; DVC watches it as a whole."""
 _COMMAND = re.compile(r"^\s+cmd: python -m (stages\.\w+)")
 
 
@@ -72,7 +74,10 @@ def _data_files(path: Path, texts: set[str]) -> set[Path]:
 
 
 def closure(root: Path, module: str) -> list[str]:
-    """Every file of this project that `module` can load, as sorted paths relative to `root`, its own and its packages' included."""
+    """Every file of this project that `module` can load, as sorted paths relative to `root`, its own and its packages' included.
+
+    A folder of `LOADS` is one entry.
+    """
     seen: set[str] = set()
     files: set[Path] = set()
     queue = [module]
@@ -88,7 +93,8 @@ def closure(root: Path, module: str) -> list[str]:
         nodes = list(_live(ast.parse(path.read_text(encoding="utf-8"), str(path))))
         queue += [mention for node in nodes for mention in _mentions(node, package)]
         files |= _data_files(path, {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)})
-    return sorted(path.relative_to(root).as_posix() for path in files)
+    names = {path.relative_to(root).as_posix() for path in files}
+    return sorted(names | {folder for loader, folder in LOADS.items() if loader in names})
 
 
 def rewrite(root: Path, text: str) -> str:

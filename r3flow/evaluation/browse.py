@@ -40,17 +40,20 @@ def pick(results: Sequence[Result], count: int) -> list[str]:
     return [name for name in chain.from_iterable(turns) if name is not None][:count]
 
 
-def cards(results: Mapping[str, Sequence[Result]], count: int, preset: str) -> list[dict[str, Any]]:
-    """One card a question, with a view of what each system did with it. `preset` is the reward preset."""
+def cards(results: Mapping[str, Sequence[Result]], count: int, preset: str, outcome: str = "match_or_judge") -> list[dict[str, Any]]:
+    """One card a question, with a view of what each system did with it. `preset` and `outcome` are those of the reward."""
     systems = ordered(results)
     if not systems:
         return []
     by_id = {name: {result.trajectory.question.id: result for result in results[name]} for name in systems}
     chosen = pick(results[systems[-1]], count)
-    return [_card(number, {name: by_id[name][key] for name in systems if key in by_id[name]}, preset) for number, key in enumerate(chosen)]
+    return [
+        _card(number, {name: by_id[name][key] for name in systems if key in by_id[name]}, preset, outcome)
+        for number, key in enumerate(chosen)
+    ]
 
 
-def _card(number: int, by_system: Mapping[str, Result], preset: str) -> dict[str, Any]:
+def _card(number: int, by_system: Mapping[str, Result], preset: str, outcome: str) -> dict[str, Any]:
     question = next(iter(by_system.values())).trajectory.question
     return {
         "number": number,
@@ -58,13 +61,13 @@ def _card(number: int, by_system: Mapping[str, Result], preset: str) -> dict[str
         "answers": question.answers,
         "type": pretty(question.type) if question.type else None,
         "hops": question.hops,
-        "views": [_view(name, result, preset) for name, result in by_system.items()],
+        "views": [_view(name, result, preset, outcome) for name, result in by_system.items()],
     }
 
 
-def _view(system: str, result: Result, preset: str) -> dict[str, Any]:
+def _view(system: str, result: Result, preset: str, outcome: str) -> dict[str, Any]:
     trajectory = result.trajectory
-    rewards = None if system in SYSTEMS and SYSTEMS[system].one_shot else breakdown(result, preset)
+    rewards = None if system in SYSTEMS and SYSTEMS[system].one_shot else breakdown(result, preset, outcome)
     seen: set[str] = set()
     steps = []
     for place, step in enumerate(trajectory.steps):
@@ -94,25 +97,24 @@ def _view(system: str, result: Result, preset: str) -> dict[str, Any]:
     }
 
 
-def breakdown(result: Result, preset: str) -> RewardBreakdown:
-    """The trajectory's rewards with relevance by the rule `gold` (no judge is asked here); relevance is unknown where gold is."""
+def breakdown(result: Result, preset: str, outcome: str = "match_or_judge") -> RewardBreakdown:
+    """The trajectory's rewards with relevance by the rule `gold`; relevance is unknown where gold is.
+
+    No judge is asked here. The evaluation asked it of the answers that match no gold answer, or of none: then the match alone counts.
+    """
     trajectory = result.trajectory
     known = trajectory.question.gold_ids is not None
     relevance = relevance_by_gold(trajectory) if known else [None] * len(trajectory.steps)
     verdict = {"right": True, "wrong": False, "unknown": None, None: None}[result.verdict]
-    return score(
-        trajectory, verdict=verdict, relevance=relevance, preset=preset, outcome="match" if result.verdict is None else "match_or_judge"
-    )
+    if outcome in ("judge", "match_or_judge"):
+        outcome = "match" if result.verdict is None else "match_or_judge"
+    return score(trajectory, verdict=verdict, relevance=relevance, preset=preset, outcome=outcome)
 
 
 def _reward(rewards: RewardBreakdown, place: int) -> dict[str, Any]:
     """A step's reward and what it is made of; values are None where unknown."""
-    last = place == len(rewards.process) - 1
-    value = rewards.steps[place]
-    parts = {"process": rewards.process[place]}
-    if last:
-        parts |= {"outcome": rewards.outcome, "format": rewards.format}
-    return {"value": value, "parts": {name: part for name, part in parts.items() if part != 0}}
+    parts = {"process": rewards.process[place], "outcome": rewards.outcome[place], "format": rewards.format[place]}
+    return {"value": rewards.steps[place], "parts": {name: part for name, part in parts.items() if part != 0}}
 
 
 def _document(passage: Passage, score: float, gold: Sequence[str] | None, seen: set[str]) -> dict[str, Any]:

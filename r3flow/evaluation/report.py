@@ -52,7 +52,8 @@ def build(inputs: Inputs) -> str:
     """The page's HTML; equal inputs give equal bytes."""
     script = (PAGE / "page.js").read_text(encoding="utf-8")
     names = table.ordered(inputs.metrics)
-    shown = cards(inputs.results, inputs.params.report.trajectories, inputs.params.reward.preset)
+    reward = inputs.params.reward
+    shown = cards(inputs.results, inputs.params.report.trajectories, reward.preset, reward.outcome)
     groups = curve_groups(inputs.curves, inputs.params)
     template = _templates().get_template("page.html")
     page = template.render(
@@ -226,6 +227,8 @@ def _simulated(params: Params) -> dict[str, str]:
 
 def _reward_note(params: Params) -> str:
     trained = params.reward.process
+    if not params.reward.pays_process:
+        return f"The rewards are those of the preset {params.reward.preset}."
     rule = "the rule gold, a new supporting passage first" + ("" if trained == "gold" else f" (in training: {trained})")
     return f"The rewards are those of the preset {params.reward.preset}; relevance is by {rule}."
 

@@ -35,9 +35,9 @@ def rollout_metrics(rollouts: Sequence[Rollout], scored: Sequence[RewardBreakdow
     known = [item for item in scored if item.known]
     parts = {
         "reward": [item.total or 0.0 for item in known],
-        "reward_outcome": [item.outcome or 0.0 for item in known],
+        "reward_outcome": [sum(value or 0.0 for value in item.outcome) for item in known],
         "reward_process": [sum(value or 0.0 for value in item.process) for item in known],
-        "reward_format": [item.format or 0.0 for item in known],
+        "reward_format": [sum(value or 0.0 for value in item.format) for item in known],
     }
     return {**{name: _mean(entries) for name, entries in parts.items()}, **values, "unknown": float(len(scored) - len(known))}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from r3flow.errors import ConfigError
 from r3flow.llm.judge import RelevanceItem, VerdictItem
-from r3flow.matching import exact_match
 from r3flow.params import Reward
-from r3flow.rewards import RewardBreakdown, relevance_by_gold, relevance_by_score, score, searched
+from r3flow.rewards import RewardBreakdown, needs_verdict, relevance_by_gold, relevance_by_score, score, searched
+from r3flow.training.plugin import ProcessPlugin
 from r3flow.trajectory import Step, Trajectory
 
 
@@ -24,15 +25,18 @@ class Judging(Protocol):
 class Scorer:
     """Scores trajectories by the `reward` section. `calls` counts what was asked of the judge.
 
-    Raises ConfigError if the section asks for a judge and there is none.
+    Raises ConfigError if the section asks for a judge and there is none, or for a function below `root`/plugins that cannot be had; and
+    at a call for what that function does wrong.
     """
 
-    def __init__(self, reward: Reward, judge: Judging | None, *, retriever: str = "bm25") -> None:
-        if judge is None and (reward.process == "judge" or reward.outcome == "match_or_judge"):
+    def __init__(self, reward: Reward, judge: Judging | None, *, retriever: str = "bm25", root: str | Path = ".") -> None:
+        if judge is None and reward.judge_needed:
             raise ConfigError(
-                "reward: process: judge and outcome: match_or_judge need a judge; without one set process: none, outcome: match"
+                "reward: process: judge, outcome: judge and outcome: match_or_judge need a judge; without one set process: none, "
+                "outcome: match"
             )
         self.reward, self.judge, self.retriever = reward, judge, retriever
+        self.plugin = None if reward.plugin is None else ProcessPlugin(reward.plugin, root)
         self.calls = 0
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[RewardBreakdown]:
@@ -45,12 +49,12 @@ class Scorer:
         ]
 
     def _verdicts(self, trajectories: Sequence[Trajectory]) -> list[bool | None]:
-        """The judge's word on every answer that no gold answer matches; None elsewhere."""
+        """The judge's word on every answer that nothing else can grade; None elsewhere."""
         asked: dict[int, VerdictItem] = {}
-        if self.reward.outcome == "match_or_judge":
+        if self.reward.verdict_needed:
             for place, trajectory in enumerate(trajectories):
                 question, answer = trajectory.question, trajectory.answer
-                if answer is not None and not exact_match(answer, question.answers):
+                if answer is not None and needs_verdict(trajectory, self.reward.outcome):
                     asked[place] = VerdictItem(question.question, question.answers, answer)
         replies: list[bool | None] = []
         if asked:
@@ -70,6 +74,9 @@ class Scorer:
         values: list[list[float | None]] = [[0.0] * len(trajectory.steps) for trajectory in trajectories]
         if process == "none":
             return values
+        if self.plugin is not None:
+            # of a failed trajectory nothing may be concluded, so the function does not see it
+            return [zeros if item.finish == "failed" else self.plugin(item) for item, zeros in zip(trajectories, values, strict=True)]
         places: list[tuple[int, int]] = []
         items: list[RelevanceItem] = []
         for row, trajectory in enumerate(trajectories):

@@ -62,6 +62,16 @@ def test_a_closure_holds_lazy_imports_packages_named_modules_and_data_files(proj
     ]  # fmt: skip
 
 
+def test_a_stage_that_scores_depends_on_the_folder_of_plugins_as_a_whole(project):
+    assert [address for address, stage in read_stages(ROOT).items() if "plugins" in stage.deps] == ["ppo"]
+    (project / "r3flow/training").mkdir()
+    (project / "r3flow/training/__init__.py").write_text("")
+    (project / "r3flow/training/plugin.py").write_text("")
+    assert "plugins" not in closure(project, "stages.s")
+    (project / "r3flow/lazy.py").write_text("def f():\n    from r3flow.training.plugin import ProcessPlugin\n")
+    assert "plugins" in closure(project, "stages.s")
+
+
 def test_a_rewrite_keeps_everything_but_the_list(project):
     head = f"# c\nstages:\n  s: # why\n    cmd: python -m stages.s\n    deps:\n      - data.txt\n      {MARKER}\n"
     old = f"{head}      - gone.py\n    outs:\n      - out\n"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from r3flow.matching import exact_match, f1, normalize
+from r3flow.matching import cover_match, exact_match, f1, normalize
 
 
 def official_normalize(text: str) -> str:
@@ -53,6 +53,44 @@ def test_normalize_is_idempotent(text: str) -> None:
 def test_a_match_with_words_has_f1_one(prediction: str, answers: list[str]) -> None:
     if exact_match(prediction, answers) and normalize(prediction):
         assert f1(prediction, answers) == 1.0
+
+
+def phrase_of(prediction: list[str], gold: list[str]) -> bool:
+    """Cover match for texts of plain words, by the words: some run of the prediction's equals the gold answer's."""
+    return any(prediction[at : at + len(gold)] == gold for at in range(len(prediction) - len(gold) + 1))
+
+
+PLAIN = st.lists(st.sampled_from(["port", "ashel", "ashe", "l", "no", "7", "é"]), max_size=6)
+
+
+@given(PLAIN, PLAIN.filter(bool))
+def test_cover_is_a_whole_phrase(prediction: list[str], gold: list[str]) -> None:
+    assert cover_match(f"The {' '.join(prediction)}.", [" ".join(gold).upper()]) == phrase_of(prediction, gold)
+
+
+@given(ANSWERS, st.lists(ANSWERS, min_size=1, max_size=3))
+def test_a_match_is_covered(prediction: str, answers: list[str]) -> None:
+    assert cover_match(prediction, answers) or not exact_match(prediction, answers)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "covered"),
+    [
+        ("He was born in “Port Ashel”.", "Port Ashel", True),  # curly quotes are no ASCII punctuation, and no part of a word
+        ("Port Ashelton", "Port Ashel", False),
+        ("Port of Ashel", "Port Ashel", False),
+        ("1,024 metres", "1024", True),
+        ("10245", "1024", False),
+        ("yes and no", "no", True),  # the known weakness
+        ("anything", "The", False),  # a gold answer that normalises to nothing is in every text
+        ("a", "the", True),
+        ("C (the language)", "C++", True),  # punctuation does not count, as in exact match
+    ],
+)
+def test_known_cases_of_cover(prediction: str, gold: str, covered: bool) -> None:
+    assert cover_match(prediction, [gold]) is covered
+    assert cover_match(prediction, ["Nowhere", gold]) is covered
+    assert not cover_match(None, [gold])
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from r3flow.errors import ConfigError
-from r3flow.params import load, parse
+from r3flow.params import Reward, load, parse
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "params.yaml").read_text()
@@ -46,6 +47,15 @@ def test_every_shipped_profile_validates(path):
         ("  base: models/tiny-base", "  base: ''", r"policy.base: .*at least 1 character"),
         ("  learning_rate: 3.0e-3", "  learning_rate: .inf", r"sft.learning_rate: .*finite"),
         ("  entropy_coefficient: 0.0", "  entropy_coefficient: .nan", r"ppo.entropy_coefficient: .*finite"),
+        ("  preset: demo", "  preset: search_r2", r"reward.preset: .*'search_r1'"),
+        ("  preset: demo", "  preset: research", r"preset: research pays by F1, not by outcome: match_or_judge; set outcome: f1"),
+        ("  outcome: match_or_judge", "  outcome: f1", r"outcome: f1 is a grade, but preset: demo needs right or wrong"),
+        ("  preset: demo", "  preset: empirical", r"preset: empirical has no process reward, so process: judge cannot be"),
+        ("  preset: demo", "  preset: code_outcome", r"preset: code_outcome has no process reward, so process: judge cannot be"),
+        ("  process: judge", "  process: jugde", r"reward.process: 'jugde' is neither judge, gold, score, none nor a function"),
+        ("  process: judge", "  process: os:system", r"reward.process: 'os:system' is neither"),
+        ("  process: judge", "  process: plugins..ranking:score", r"reward.process: 'plugins..ranking:score' is neither"),
+        ("  process: judge", "  process: 'plugins.ranking:score\n'", r"reward.process: .* is neither"),
         ("  max_turn_tokens: 64", "  max_turn_tokens: 640", r"max_turn_tokens \(640\) must be less than max_context_tokens"),
     ],
 )
@@ -131,3 +141,40 @@ def test_a_file_of_ones_own_that_is_not_there_is_named_with_its_key(tmp_path):
 def test_the_check_imports_no_torch():
     code = "import sys, r3flow.params as p; p.load(); assert 'torch' not in sys.modules and 'mlflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+STEPWISE, AT_END, GRADED = (
+    {"demo", "paper", "code", "code_outcome", "code_process"},
+    {"search_r1", "search_r1_format", "empirical"},
+    {"research", "research_paper"},
+)
+
+
+@pytest.mark.parametrize("preset", sorted(STEPWISE | AT_END | GRADED))
+@pytest.mark.parametrize("outcome", ["match", "f1", "cover", "judge", "match_or_judge"])
+@pytest.mark.parametrize("process", ["judge", "gold", "score", "none", "plugins.ranking:score", "plugins.my.clicks_2:_f"])
+def test_a_preset_takes_the_outcomes_and_process_rewards_that_it_has(preset, outcome, process):
+    none = process == "none"
+    fits = none == (preset not in {"demo", "paper", "code", "code_process"}) or (none and preset in {"demo", "paper", "code"})
+    if (outcome == "f1") == (preset in GRADED) and fits:
+        reward = Reward(preset=preset, outcome=outcome, process=process)
+        assert reward.judge_needed == (process == "judge" or ("judge" in outcome and preset != "code_process"))
+        assert reward.plugin == (process if process.startswith("plugins.") else None)
+        return
+    with pytest.raises(
+        ValidationError, match=f"preset: {preset}.*(outcome|process): (f1|{outcome}|{process})|outcome: f1.*preset: {preset}"
+    ):
+        Reward(preset=preset, outcome=outcome, process=process)
+
+
+def test_a_plugin_without_its_file_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "plugins" / "deep").mkdir(parents=True)
+    path = tmp_path / "params.yaml"
+    path.write_text(re.sub(r"(?m)^  process: .*", "  process: plugins.clicks:score", TEXT))
+    with pytest.raises(ConfigError, match=r"params.yaml:\d+: reward.process: 'plugins.clicks:score' is a function of plugins/clicks.py"):
+        load(path)
+    (tmp_path / "plugins" / "clicks.py").write_text("")
+    load(path)
+    path.write_text(re.sub(r"(?m)^  process: .*", "  process: plugins.deep:score", TEXT))
+    (tmp_path / "plugins" / "deep" / "__init__.py").write_text("")
+    load(path)

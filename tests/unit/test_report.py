@@ -157,6 +157,13 @@ def test_rewards_on_the_page_are_those_of_the_reward_function() -> None:
     assert breakdown(result(1, "x", verdict="right"), "demo").case == "right"
     assert breakdown(result(1, "x", verdict="unknown"), "demo").case == "unknown"
     assert breakdown(result(1, "x"), "demo").case == "wrong"
+    # the outcome of the training, as far as the evaluation's judge can tell it
+    assert breakdown(result(1, "x", verdict="right"), "demo", "match").case == "wrong"
+    assert breakdown(result(1, "x", verdict="right"), "demo", "judge").case == "right"
+    assert breakdown(result(1), "research", "f1").total == 1.0
+    assert breakdown(result(1, gold=None), "search_r1", "match").total == 1.0
+    [card] = cards({"ppo": [result(1, passages=(GOLD,))]}, 5, "code_outcome", "match")
+    assert [step["reward"] for step in card["views"][0]["steps"]] == [{"value": 2.0, "parts": {"outcome": 2.0}}] * 2
     [card] = cards({"rag": [result(1)]}, 5, "demo")
     assert card["views"][0]["rewards"] is False
 

@@ -306,7 +306,7 @@ def test_the_curve_and_the_reporter_tell_of_every_iteration(tmp_path):
 
 
 def test_a_trajectory_without_any_known_step_counts_as_unknown():
-    assert not RewardBreakdown("unknown", None, (), None, None).known
+    assert not RewardBreakdown.unknown(()).known
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,37 @@ def test_rules_need_no_judge():
     assert judge.searches == judge.answers == []
 
 
-@pytest.mark.parametrize("changes", [{"process": "gold"}, {"outcome": "match"}, {}])
+def test_under_judge_every_answer_is_asked_and_its_word_is_the_last():
+    judge = FakeJudge(verdict=False)
+    scored = Scorer(reward(process="none", outcome="judge"), judge)([RIGHT, WRONG, Trajectory(QUESTION, (search(1),), "budget")])
+    assert [item.prediction for item in judge.answers] == ["ann lee", "Ann L."]
+    assert [item.case for item in scored] == ["wrong", "wrong", "unanswered"]
+    scored = Scorer(reward(process="none", outcome="judge"), FakeJudge(verdict=None))([RIGHT, answered("ann lee")])
+    assert [item.known for item in scored] == [False, False]
+
+
+def test_where_no_answer_is_paid_for_no_judge_of_answers_is_asked():
+    """Under code_process right and wrong earn the same, so not knowing which is no reason to know nothing."""
+    for outcome in ("judge", "match_or_judge"):
+        scorer = Scorer(reward(preset="code_process", process="gold", outcome=outcome), None)
+        assert [item.steps for item in scorer([RIGHT, WRONG])] == [(1.0, 0.0, 0.0), (1.0, 0.0)]
+        assert scorer.calls == 0
+
+
+def test_the_families_of_the_end_get_their_grade():
+    half = answered("Ann Smith", search(1))
+    for preset, outcome, wanted in [
+        ("research", "f1", 0.5),
+        ("research_paper", "f1", 0.5),
+        ("search_r1", "cover", 0.0),
+        ("search_r1_format", "match", 0.2),
+        ("empirical", "match", 0.2),
+    ]:
+        assert Scorer(reward(preset=preset, outcome=outcome, process="none"), None)([half])[0].steps == (0.0, wanted)
+    assert Scorer(reward(preset="search_r1", process="none"), FakeJudge(verdict=True))([half])[0].steps == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("changes", [{"process": "gold"}, {"outcome": "match"}, {"process": "gold", "outcome": "judge"}, {}])
 def test_a_section_that_needs_a_judge_and_has_none_is_refused(changes):
     with pytest.raises(ConfigError, match="need a judge"):
         Scorer(reward(**changes), None)
