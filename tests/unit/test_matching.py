@@ -78,11 +78,12 @@ def test_a_match_is_covered(prediction: str, answers: list[str]) -> None:
     [
         ("He was born in “Port Ashel”.", "Port Ashel", True),  # curly quotes are no ASCII punctuation, and no part of a word
         ("Port Ashelton", "Port Ashel", False),
+        ("Newport Ashel", "Port Ashel", False),
         ("Port of Ashel", "Port Ashel", False),
         ("1,024 metres", "1024", True),
         ("10245", "1024", False),
         ("yes and no", "no", True),  # the known weakness
-        ("anything", "The", False),  # a gold answer that normalises to nothing is in every text
+        ("he said “anything”", "The", False),  # a gold answer that normalises to nothing is in every text
         ("a", "the", True),
         ("C (the language)", "C++", True),  # punctuation does not count, as in exact match
     ],

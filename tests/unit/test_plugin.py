@@ -107,6 +107,12 @@ def test_a_function_that_cannot_be_had_is_one_line_before_any_rollout(tmp_path, 
     assert str(error.value).startswith("reward.process: ") and "\n" not in str(error.value)
 
 
+def test_of_a_failed_trajectory_the_function_hears_nothing(tmp_path):
+    plugin(tmp_path, "def score(trajectory):\n    raise ValueError(trajectory.finish)\n")
+    scored = Scorer(reward("plugins.clicks:score"), None, root=tmp_path)([Trajectory(QUESTION, (search(1, "g1"),), "failed")])
+    assert not scored[0].known
+
+
 def test_another_package_of_that_name_is_not_taken_for_it(tmp_path):
     for place in ("one", "two"):
         (tmp_path / place).mkdir()
