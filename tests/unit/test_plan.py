@@ -301,6 +301,20 @@ def test_disk_holds_outputs_twice_and_checkpoints():
     assert disk(1_000, 100) == 2 * 4 * 3_100 + 3 * 3 * 4 * 3_100
 
 
+def memory_row(name):
+    """A profile's line in docs/PROFILES.md."""
+    found = {phase["name"]: phase for phase in plan_of(name)["memory"]["phases"]}
+    update = found["ppo: forward and backward"]
+    standing = sum(count for part, count in update["parts"].items() if part not in ("activations", "critic activations", "logits"))
+    others = [size(found[phase]["bytes"]) for phase in ("ppo: forward and backward", "ppo: rollouts", "sft: forward and backward")]
+    return f"| `{name}` | {size(standing)} | {' | '.join(others)} |"
+
+
+def test_the_table_of_memory_is_what_the_plan_says():
+    rows = [line for line in (ROOT / "docs/PROFILES.md").read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) == 7 and rows == [memory_row(line.split("`")[1]) for line in rows]
+
+
 # a machine
 
 
