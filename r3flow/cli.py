@@ -6,6 +6,7 @@ Heavy imports wait until a command needs them, so that `--help` and a wrong flag
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from r3flow.params import Params
 from r3flow.protocol.base import squeeze
 from r3flow.trajectory import InvalidStep, Question, Step, Trajectory
 
+QUESTION_CHARACTERS = 500
+"""A longer question is asked whole, but not shown whole."""
 FINISH = {
     "answered": "",
     "budget": "It used up its steps without an answer.",
@@ -46,7 +49,9 @@ class Screen:
             yield
 
     def question(self, text: str) -> None:
-        self.console.print(Text(squeeze(text), style="bold"))
+        line = squeeze(text)
+        shown = line if len(line) <= QUESTION_CHARACTERS else f"{line[:QUESTION_CHARACTERS].rstrip()} ..."
+        self.console.print(Text(shown, style="bold"))
         self.console.print()
 
     def step(self, step: Step | InvalidStep) -> None:
@@ -98,7 +103,7 @@ def ask(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     screen.result(rollout.trajectory)
     if arguments.json:
-        print(json.dumps(rollout.trajectory.to_json(), ensure_ascii=False))
+        print(json.dumps(rollout.trajectory.to_json(), ensure_ascii=not _is_unicode(sys.stdout)))
     return 0 if rollout.trajectory.answer is not None else 3
 
 
@@ -108,8 +113,12 @@ def plan(arguments: argparse.Namespace) -> int:
 
     chosen = None if arguments.device == "auto" else arguments.device
     found = make(settings.read(arguments.params), arguments.params, parameters=arguments.parameters, device=chosen)
-    print(json.dumps(found, indent=1, ensure_ascii=False) if arguments.json else render(found))
+    print(json.dumps(found, indent=1, ensure_ascii=not _is_unicode(sys.stdout)) if arguments.json else render(found))
     return 3 if found["missing"] else 0
+
+
+def _is_unicode(stream: Any) -> bool:
+    return str(getattr(stream, "encoding", None) or "").lower().replace("-", "").startswith("utf")
 
 
 def _with_k(params: Params, k: int | None) -> Params:
@@ -182,6 +191,10 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit code. A named error is one line on stderr and 1."""
     arguments = parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        # a terminal that cannot show a character shows a question mark, and the answer still comes
+        if isinstance(stream, io.TextIOWrapper) and not _is_unicode(stream):
+            stream.reconfigure(errors="replace")
     try:
         return int(arguments.run(arguments))
     except R3FlowError as error:

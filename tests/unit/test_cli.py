@@ -98,3 +98,19 @@ def test_wrong_flags_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main(["--version"])
     assert stop.value.code == 0 and capsys.readouterr().out.startswith("r3flow ")
+
+
+def test_a_terminal_without_unicode_shows_question_marks_and_json_stays_json(loaded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="ascii") for _ in range(2))
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    assert cli.main(["ask", "Wo liegt Köln?", "--model", "models/tiny-base", "--json"]) == 3
+    out.flush(), err.flush()
+    assert json.loads(out.buffer.getvalue())["question"]["question"] == "Wo liegt Köln?"  # type: ignore[attr-defined]
+    assert b"Wo liegt K?ln?" in err.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_long_question_is_not_shown_whole() -> None:
+    text = io.StringIO()
+    cli.Screen(Console(file=text, width=100), 40).question("why " * 5000)
+    assert "..." in text.getvalue() and len(text.getvalue()) < 700
