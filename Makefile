@@ -54,6 +54,7 @@ lint: setup
 	@mypy
 	@lint-imports --no-cache
 	@$(PY) -m r3flow.dev.deps --check
+	@$(PY) -m r3flow.dev.profiles --check
 	@$(PY) -m r3flow.params
 
 ui: setup

@@ -1,4 +1,4 @@
-"""`r3flow`: ask a trained policy a question and watch it search.
+"""`r3flow`: ask a trained policy a question and watch it search, or plan what a params file asks for.
 
 Heavy imports wait until a command needs them, so that `--help` and a wrong flag answer at once.
 """
@@ -107,6 +107,16 @@ def ask(arguments: argparse.Namespace) -> int:
     return 0 if rollout.trajectory.answer is not None else 3
 
 
+def plan(arguments: argparse.Namespace) -> int:
+    """Say what a params file asks for; 0 if everything is on this machine, 3 if something is missing. Raises R3FlowError."""
+    from r3flow.planning.plan import make, render
+
+    chosen = None if arguments.device == "auto" else arguments.device
+    found = make(settings.read(arguments.params), arguments.params, parameters=arguments.parameters, device=chosen)
+    print(json.dumps(found, indent=1, ensure_ascii=not _is_unicode(sys.stdout)) if arguments.json else render(found))
+    return 3 if found["missing"] else 0
+
+
 def _is_unicode(stream: Any) -> bool:
     return str(getattr(stream, "encoding", None) or "").lower().replace("-", "").startswith("utf")
 
@@ -138,6 +148,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _parameters(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 1e14:
+        raise argparse.ArgumentTypeError(f"expected a number of parameters such as 8e9, got {text!r}")
+    return value
+
+
 def _version() -> str:
     try:
         return version("r3flow")
@@ -158,6 +178,13 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--params", default="params.yaml", metavar="FILE", help="default: %(default)s")
     one.add_argument("--json", action="store_true", help="print the trajectory as one JSON line on stdout, the steps on stderr")
     one.set_defaults(run=ask)
+    about = "Say what a params file asks for: models, data, tokens, calls and price, updates, memory. Ends with 3 if something is missing."
+    two = commands.add_parser("plan", help="what a params file asks for, and what of it is missing here", description=about)
+    two.add_argument("--params", default="params.yaml", metavar="FILE", help="default: %(default)s")
+    two.add_argument("--parameters", type=_parameters, metavar="N", help="the policy's number of parameters, such as 8e9, where not known")
+    two.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help="plan memory for this (default: what suits here)")
+    two.add_argument("--json", action="store_true", help="print JSON")
+    two.set_defaults(run=plan)
     return top
 
 

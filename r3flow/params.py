@@ -428,8 +428,7 @@ def _validate(document: StrictYAML) -> Params:
         raise document.endless() from None
 
 
-def load(path: str | Path = "params.yaml") -> Params:
-    """Read and validate a params file, and see that the files and folders that it names are there. Raises ConfigError."""
+def _read(path: str | Path) -> tuple[StrictYAML, Params]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -439,14 +438,24 @@ def load(path: str | Path = "params.yaml") -> Params:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a params file") from None
     document = StrictYAML(text, str(path))
-    params = _validate(document)
-    if missing := next(_missing(params, Path(path).parent), None):
-        key, problem = missing
-        raise ConfigError(f"{document.where(key.split('.'))}: {key}: {problem}")
+    return document, _validate(document)
+
+
+def read(path: str | Path = "params.yaml") -> Params:
+    """Read and validate a params file; what it names need not be there. Raises ConfigError."""
+    return _read(path)[1]
+
+
+def load(path: str | Path = "params.yaml") -> Params:
+    """Read and validate a params file, and see that the files and folders that it names are there. Raises ConfigError."""
+    document, params = _read(path)
+    if problem := next(missing(params, Path(path).parent), None):
+        key, what = problem
+        raise ConfigError(f"{document.where(key.split('.'))}: {key}: {what}")
     return params
 
 
-def _missing(params: Params, folder: Path) -> Iterator[tuple[str, str]]:
+def missing(params: Params, folder: Path) -> Iterator[tuple[str, str]]:
     """(key, what is wrong) of paths below `folder` that are not there, or that DVC would not watch."""
     policy = params.policy
     local = (folder / policy.base).is_dir()

@@ -28,6 +28,8 @@ LONG = ("make demo", "make test", "make ui", "make bench", "make seeds")
 RUN = {
     ".venv/bin/python -m flows.pipeline": (0,),
     ". .venv/bin/activate; dvc repro": (0,),
+    ".venv/bin/r3flow plan": (0,),
+    ".venv/bin/r3flow plan --params params/paper-qwen.yaml": (3,),  # its corpus and questions are the user's to bring
     '.venv/bin/r3flow ask "Where was the director of Red Harbor born?"': (0, 3),  # 3: the policy has no answer; the smallest never has
 }
 """Commands that are run as they stand, and the exit codes that are right."""

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from r3flow.errors import ConfigError
-from r3flow.params import Reward, load, parse
+from r3flow.params import Reward, load, parse, read
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "params.yaml").read_text()
@@ -17,7 +17,11 @@ TEXT = (ROOT / "params.yaml").read_text()
 
 @pytest.mark.parametrize("path", [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))], ids=lambda path: path.name)
 def test_every_shipped_profile_validates(path):
-    load(path)
+    if read(path).prepare.source == "files":
+        with pytest.raises(ConfigError, match=r"prepare.files.corpus: 'data/own/corpus.jsonl' is no file$"):
+            load(path)  # the papers' corpora are not shipped
+    else:
+        load(path)
 
 
 @pytest.mark.parametrize(
