@@ -1,4 +1,5 @@
-"""How well the tiny base model reads: which facts of one to four passages it states rightly, and which years it orders.
+"""How well the tiny base model reads: which facts of one to four passages it states rightly, and which years it orders, and
+whether it counts.
 
 `python -m benchmarks.reading` prints the share of statements whose every value token is the model's first choice, given the context and
 the statement up to there, with a 95% interval. The contexts are of a seed that pre-training never draws from.
@@ -15,7 +16,7 @@ import torch
 
 from r3flow.data.encyclopedia import compare, state
 from r3flow.data.names import draw
-from r3flow.data.pretrain import facts_of, passages_line
+from r3flow.data.pretrain import counting_task, facts_of, passages_line
 from r3flow.evaluation.bootstrap import interval
 from r3flow.policy import load_policy
 
@@ -49,6 +50,12 @@ def comparison_item(rng: random.Random) -> Item:
     return context, f"{said} {whole[:cut]}", whole[cut:]
 
 
+def counting_item(rng: random.Random) -> Item:
+    """The number of the last of four to seven parts."""
+    *before, (marker, _), _ = counting_task(rng)
+    return "".join(text for text, _ in before), "", marker
+
+
 def score(model: Any, tokenizer: Any, items: Sequence[Item]) -> list[bool]:
     """Whether each continuation is the model's first choice, token by token."""
     right = []
@@ -80,6 +87,7 @@ def main() -> None:
         "fact, two passages with the same relation": lambda rng: facts_task(rng, 2, True),
         "fact, four passages": lambda rng: facts_task(rng, 4, False),
         "comparison of two years, whole": comparison_item,
+        "number of the last of several parts": counting_item,
     }
     for name, make in tasks.items():
         rng = random.Random(f"{SEED}/{name}")

@@ -1,6 +1,6 @@
 """`make base-model`: the tokenizer and the pre-training of `models/tiny-base`, from nothing, on two cores.
 
-A stock LlamaForCausalLM of 1.2 million parameters, so that nothing in the pipeline is special to it. Any Hugging Face causal
+A stock LlamaForCausalLM of 1.3 million parameters, so that nothing in the pipeline is special to it. Any Hugging Face causal
 language model takes its place through `policy.base`.
 """
 
@@ -10,23 +10,30 @@ import argparse
 import random
 import re
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from r3flow.data.names import words
-from r3flow.data.pretrain import pretraining_sample
+from r3flow.data.pretrain import Piece, last_sample, pretraining_sample
 from r3flow.data.world import generate_world
-from r3flow.files import replacing, write_json
+from r3flow.files import read_json, replacing, write_json
 from r3flow.params import World as WorldParams
+from r3flow.policy import load_policy
 from r3flow.protocol import r3rag
 from r3flow.simulated.mind import phrases
 
-STEPS, TOKENS, SEED = 2200, 6000, 20_261
+STEPS, LAST_STEPS, TOKENS, SEED = 2200, 400, 6000, 20_261
 MUON_LR, ADAM_LR, CLIP, WARMUP = 0.012, 1e-2, 1.0, 20
-WIDTH, LAYERS, HEADS, KEY_VALUE_HEADS = 128, 4, 4, 2
+RECORD = "pretraining.json"
+LAST_FACTOR = 0.25
+"""Of the learning rates, for the last lesson."""
+WIDTH, LAYERS, HEADS = 128, 4, 4
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -38,7 +45,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     texts = ["".join(text for text, _ in pretraining_sample(rng)) for _ in range(4000)]
     sample = generate_world(SEED, WorldParams(train_questions=2000, dev_questions=10, test_questions=10, passages=6000))
     # only wordings are learned from the sample: every name part is in the vocabulary anyway, whichever half it comes from
-    texts += [f" {question.question}" for question in sample.questions["train"]] + phrases() + ["Step"]
+    texts += [f" {question.question}" for question in sample.questions["train"]] + phrases()
     pieces = {piece for text in texts for piece in re.findall(r" ?[A-Za-z]+| ?\d+| ?[^\sA-Za-z\d]+", text)}
     pieces |= {f" {word}" for word in words()} | {f" {year}" for year in range(1900, 2000)} | {str(digit) for digit in range(10)}
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -48,7 +55,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     headings = [f"\n{text}" for text in (r3rag.ANALYSIS, r3rag.QUERY, r3rag.DOCUMENTS, r3rag.ANSWER)] + [r3rag.QUESTION]
-    headings += [f" {number}:" for number in range(1, 11)]  # of a step; a token of its own so that counting is learned once for all
+    headings += [f"Step {number}:" for number in range(1, 11)]
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in headings])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", model_max_length=2048, clean_up_tokenization_spaces=False
@@ -61,10 +68,10 @@ def build_model(vocabulary: int) -> LlamaForCausalLM:
     The heads of the first layer look one to four tokens back, by their biases; the values of the other layers come back as what they are,
     scaled down. See docs/adr/0006.
     """
-    size, sharing = WIDTH // 2, HEADS // KEY_VALUE_HEADS
+    size = WIDTH // 2
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        num_key_value_heads=KEY_VALUE_HEADS, head_dim=size, attention_bias=True, max_position_embeddings=2048, tie_word_embeddings=True,
+        num_key_value_heads=HEADS, head_dim=size, attention_bias=True, max_position_embeddings=2048, tie_word_embeddings=True,
         pad_token_id=0, eos_token_id=1, bos_token_id=None, rms_norm_eps=1e-5, initializer_range=WIDTH**-0.5,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
@@ -77,14 +84,14 @@ def build_model(vocabulary: int) -> LlamaForCausalLM:
             elif name.endswith(("q_proj.bias", "k_proj.bias")):
                 weight.normal_(0, 0.3)
         first, *others = [layer.self_attn for layer in model.model.layers]
-        first.k_proj.bias.fill_(1.0)
-        first.q_proj.bias.copy_(torch.cat([_turned(torch.ones(size), -places) for places in range(1, HEADS + 1)]))
+        for head in range(HEADS):
+            rows = slice(head * size, (head + 1) * size)
+            first.k_proj.bias[rows] = 1.0
+            first.q_proj.bias[rows] = _turned(torch.ones(size), -(head + 1))
         torch.nn.init.orthogonal_(first.o_proj.weight).mul_(0.5)
         for attention in others:
             torch.nn.init.orthogonal_(attention.v_proj.weight)
-            # query heads that share a value share its way back
-            values = attention.v_proj.weight.view(KEY_VALUE_HEADS, size, WIDTH).repeat_interleave(sharing, 0)
-            attention.o_proj.weight.copy_(0.5 / sharing * values.reshape(HEADS * size, WIDTH).T)
+            attention.o_proj.weight.copy_(0.5 * attention.v_proj.weight.T)
     return model
 
 
@@ -122,13 +129,18 @@ class Muon(torch.optim.Optimizer):
                 weight.add_(x.T if tall else x, alpha=-group["lr"] * scale)
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, rng: random.Random, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """About ten batches of (ids, labels), both (B, T) with B x T at most TOKENS, of rows of like length; a label of -100 is not learned."""
+def batches(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, sample: Callable[[], list[Piece]]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """About ten batches of (ids, labels), both (B, T) with B x T at most TOKENS, of rows of like length; a label of -100 is not learned.
+
+    `sample` draws a sequence, `rng` their order.
+    """
     rows: list[tuple[list[int], list[int]]] = []
     while sum(len(ids) for ids, _ in rows) < 10 * TOKENS:
         ids: list[int] = []
         labels: list[int] = []
-        for text, learned in pretraining_sample(rng, step):
+        for text, learned in sample():
             piece = tokenizer(text, add_special_tokens=False)["input_ids"]
             ids += piece
             labels += piece if learned else [-100] * len(piece)
@@ -146,31 +158,47 @@ def batches(tokenizer: PreTrainedTokenizerFast, rng: random.Random, step: int) -
     return result
 
 
-def train(out: Path, steps: int) -> None:
-    """Pre-train and save, on one thread: sums of several come in another order. So the result depends on SEED and the machine's kind."""
+def train(out: Path, steps: int, last_steps: int, start: Path | None) -> None:
+    """Pre-train and save, on one thread: sums of several come in another order. So the result depends on SEED and the machine's kind.
+
+    `start` is a folder to take the model from, where it is to have the last lesson alone.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    rng, tokenizer = random.Random(SEED + 1), build_tokenizer()
-    model = build_model(len(tokenizer))
+    if start is None:
+        tokenizer, rng = build_tokenizer(), random.Random(SEED + 1)
+        model, before = build_model(len(tokenizer)), {}
+        learn(model, tokenizer, rng, lambda step: pretraining_sample(rng, step), steps, 1.0, before, out)
+    else:
+        model, tokenizer = load_policy(start, trust_remote_code=False)
+        before = read_json(start / RECORD)
+    rng = random.Random(SEED + 2)
+    learn(model.train(), tokenizer, rng, lambda step: last_sample(rng), last_steps, LAST_FACTOR, before, out)
+
+
+def learn(
+    model: Any, tokenizer: Any, rng: random.Random, sample: Callable[[int], list[Piece]], steps: int, scale: float,
+    record: dict[str, float], out: Path,
+) -> None:  # fmt: skip
+    """`steps` steps on sequences that `sample(step)` draws, the rates times `scale`; `record` grows, and is saved with the model."""
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     others = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
     optimizers: list[torch.optim.Optimizer] = [
-        Muon(matrices, lr=MUON_LR),
-        torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0),
+        Muon(matrices, lr=MUON_LR * scale),
+        torch.optim.AdamW(others, lr=ADAM_LR * scale, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    warmup = WARMUP
 
     def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
-        return 0.5 * (1 + torch.cos(torch.tensor(torch.pi * (step - warmup) / (steps - warmup))).item())
+        if step < WARMUP:
+            return (step + 1) / WARMUP
+        return 0.5 * (1 + torch.cos(torch.tensor(torch.pi * (step - WARMUP) / (steps - WARMUP))).item())
 
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, factor) for optimizer in optimizers]
     wall, cpu, tokens = time.time(), time.process_time(), 0
     losses: list[float] = []
     queue: list[tuple[torch.Tensor, torch.Tensor]] = []
     for step in range(steps):
-        queue = queue or batches(tokenizer, rng, step)
+        queue = queue or batches(tokenizer, rng, partial(sample, step))
         ids, labels = queue.pop()
         # fp32: on processors without bf16 units autocast is ten times slower
         hidden = model.model(ids).last_hidden_state[:, :-1]
@@ -184,25 +212,29 @@ def train(out: Path, steps: int) -> None:
             optimizer.zero_grad()
         tokens += ids.numel()
         losses.append(loss.item())
-        if (step + 1) % 50 == 0:
-            mean = sum(losses[-50:]) / 50
+        if (step + 1) % 50 == 0 or step + 1 == steps:
+            mean = sum(losses[-50:]) / len(losses[-50:])
             spent = f"wall {time.time() - wall:.0f}s cpu {time.process_time() - cpu:.0f}s"
             print(f"step {step + 1}/{steps} loss {mean:.3f} tokens {tokens} {spent}", flush=True)
-            if (step + 1) % 200 == 0:
-                save(model, tokenizer, out, step + 1, tokens, mean)
+            if (step + 1) % 200 == 0 or step + 1 == steps:
+                done = {"seed": SEED, "steps": record.get("steps", 0) + step + 1, "tokens": record.get("tokens", 0) + tokens}
+                save(model, tokenizer, out, {**done, "loss": round(mean, 4)})
+    record.update({**done, "loss": round(mean, 4)})
 
 
-def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path, steps: int, tokens: int, loss: float) -> None:
+def save(model: Any, tokenizer: Any, out: Path, record: dict[str, float]) -> None:
     """Write the checkpoint folder, whole or not at all."""
     with replacing(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        write_json(folder / "pretraining.json", {"seed": SEED, "steps": steps, "tokens": tokens, "loss": round(loss, 4)})
+        write_json(folder / RECORD, record)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("models/tiny-base"))
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--last-steps", type=int, default=LAST_STEPS)
+    parser.add_argument("--start", type=Path, help="a base that gets the last lesson alone")
     arguments = parser.parse_args()
-    train(arguments.out, arguments.steps)
+    train(arguments.out, arguments.steps, arguments.last_steps, arguments.start)

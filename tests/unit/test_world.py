@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from r3flow.data.names import KINDS, distinct, draw, half_of
-from r3flow.data.pretrain import RECALL, REPETITION, pretraining_sample
+from r3flow.data.pretrain import RECALL, REPETITION, counting_task, last_sample, pretraining_sample
 from r3flow.data.world import MIX, generate_world
 from r3flow.errors import ConfigError
 from r3flow.params import Simulated
@@ -85,9 +85,20 @@ def test_no_world_shares_a_name_with_the_pretraining_text():
         assert all(half_of(draw(kind, random.Random(i), "pretraining")) == "pretraining" for i in range(50))
     rng = random.Random(0)
     steps = (None, 0, REPETITION, RECALL)
-    text = " ".join(part for step in steps for _ in range(150) for part, _ in pretraining_sample(rng, step))
+    samples = [pretraining_sample(rng, step) for step in steps for _ in range(150)] + [last_sample(rng) for _ in range(150)]
+    text = " ".join(part for sample in samples for part, _ in sample)
     names = [title for title in PAGES if " " in title]
     assert not [name for name in names if f" {name} " in text]
+
+
+def test_the_counting_lesson_is_learned_on_the_numbers_that_follow_alone():
+    for seed in range(100):
+        pieces = counting_task(random.Random(seed))
+        markers, fillers = pieces[::2], pieces[1::2]
+        numbers = [int(text.removeprefix("Step ").removesuffix(":")) for text, _ in markers]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) and 4 <= len(numbers) <= 7 and numbers[-1] <= 10
+        assert [learned for _, learned in markers] == [False] + [True] * (len(numbers) - 1)
+        assert all(text.endswith("\n") and not learned and "Step" not in text for text, learned in fillers)
 
 
 def play(mind, question, attempt=0):
