@@ -29,6 +29,11 @@ class ChatFrame:
     between: list[int]
     tail_again: list[int]
 
+    @property
+    def ids(self) -> set[int]:
+        """All ids of the fixed parts."""
+        return {*self.head, *self.tail, *self.between, *self.tail_again}
+
 
 def chat_frame(tokenizer: Any, system: str | None) -> ChatFrame:
     """Read the tokenizer's template. Raises ConfigError if there is none, if it changes or drops earlier turns when a later one comes
@@ -42,6 +47,8 @@ def chat_frame(tokenizer: Any, system: str | None) -> ChatFrame:
     start = first + _SAID
     if first.count(_ASKED) != 1 or second.count(_SHOWN) != 1:
         raise ConfigError(f"protocol.prompt: the chat template of policy.base does not show a user's message once, as it is; {_REMEDY}")
+    if system and system not in first:
+        raise ConfigError(f"protocol.system: the chat template of policy.base does not show it; set it to null, or {_REMEDY}")
     if not second.startswith(start):
         raise ConfigError(
             "protocol.prompt: the chat template of policy.base rewrites earlier turns when another one comes (it is not "

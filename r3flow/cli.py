@@ -98,7 +98,7 @@ def ask(arguments: argparse.Namespace) -> int:
     screen.question(arguments.question)
     with screen.working("thinking"):
         [rollout] = generate_rollouts(
-            model, tokenizer, environment, [question], params.protocol, temperature=0.0, seed=params.seed,
+            model, tokenizer, environment, [question], params.protocol.as_evaluated, temperature=0.0, seed=params.seed,
             on_step=lambda _, step: screen.step(step),
         )  # fmt: skip
     screen.result(rollout.trajectory)

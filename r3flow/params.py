@@ -86,12 +86,17 @@ class ProtocolParams(Section):
     max_turn_tokens: Annotated[int, Field(ge=8)]
     max_context_tokens: Annotated[int, Field(ge=64)]
     max_document_characters: Annotated[int, Field(ge=16)]
-    max_documents_characters: Annotated[int, Field(ge=16)] | None = None
+    max_documents_characters: Annotated[int, Field(ge=16)] | None
     max_documents_tokens: Annotated[int, Field(ge=16)] | None = None
-    repeat_passages: bool = True
-    max_passages: Count | None = None
+    repeat_passages: bool
+    max_passages: Count | None
     on_invalid: Literal["stop", "feedback"] = "stop"
     search_at_limit: bool = False
+
+    @property
+    def as_evaluated(self) -> ProtocolParams:
+        """Without the search at the limit: it is for the training's reward alone, and nobody reads what it brings."""
+        return self.model_copy(update={"search_at_limit": False})
 
     @model_validator(mode="after")
     def _instruction(self) -> ProtocolParams:

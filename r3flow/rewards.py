@@ -42,6 +42,7 @@ from typing import Literal
 
 from r3flow.errors import ConfigError
 from r3flow.matching import cover_match, exact_match, f1
+from r3flow.protocol.base import CUT
 from r3flow.trajectory import InvalidStep, Step, Trajectory
 
 Case = Literal["right", "wrong", "unanswered", "malformed", "unknown"]
@@ -286,7 +287,7 @@ def _score_end(trajectory: Trajectory, verdict: bool | None, rule: Callable[[Tra
 def _penalties(trajectory: Trajectory, penalty: float) -> tuple[float, ...]:
     """The format penalty of each step. One that the end of the context cut short is no fault of its form."""
     faults = [isinstance(step, InvalidStep) for step in trajectory.steps]
-    if trajectory.finish == "length":
+    if trajectory.finish == "length" and isinstance(last := trajectory.steps[-1], InvalidStep) and last.reason == CUT:
         faults[-1] = False
     return tuple(penalty if fault else 0.0 for fault in faults)
 

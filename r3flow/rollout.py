@@ -159,7 +159,7 @@ def _read(turns: Mapping[int, Turn], streams: Sequence[_Stream], text: TokenStre
         elif len(stream.steps) >= params.max_steps:
             stream.finish = "budget"
         elif isinstance(step, InvalidStep):
-            _tell(stream, text.environment_ids(protocol.feedback(step)), params.max_context_tokens)
+            _tell(stream, text.environment_ids(protocol.feedback(step), stream.ids[-1]), params.max_context_tokens)
 
 
 def _tell(stream: _Stream, ids: list[int], max_context_tokens: int) -> bool:
@@ -193,7 +193,8 @@ def _search(environment: Environment, text: TokenStream, streams: Sequence[_Stre
         return f"retriever failed: {error}"
     for stream, all_hits in zip(streams, found, strict=True):
         hits = environment.shown(all_hits, stream.steps[:-1])
-        if stream.finish is not None or _tell(stream, text.documents_ids([hit.passage for hit in hits]), max_context_tokens):
+        block = text.documents_ids([hit.passage for hit in hits], stream.ids[-1])
+        if stream.finish is not None or _tell(stream, block, max_context_tokens):
             stream.found(hits)
     return ""
 

@@ -16,7 +16,7 @@ from r3flow.chat import ChatFrame, chat_frame
 from r3flow.environment import limits_of
 from r3flow.errors import ConfigError
 from r3flow.params import QUESTION_PLACE, ProtocolParams
-from r3flow.protocol.base import Block, Limits, StepProtocol, folded, segments
+from r3flow.protocol.base import Block, Limits, StepProtocol, find_marks, folded, segments
 from r3flow.trajectory import Passage, Trajectory
 
 _BYTE = re.compile(r"<0x[0-9a-f]{2}>")
@@ -54,13 +54,23 @@ class TokenStream:
         self._chat: ChatFrame | None = None
         if settings is not None and settings.prompt == "chat":
             self._chat = chat_frame(tokenizer, settings.system)
+            # a role's marker need not be a special token to its tokenizer; to a chat it is one
+            self._special |= self._chat.ids & set(tokenizer.added_tokens_decoder)
+        if self._most is not None:
+            empty = protocol.documents((), self._limits)
+            frame = len(self._ids(empty.opening)) + len(self._ids(empty.closing))
+            if frame >= self._most:
+                raise ConfigError(
+                    f"protocol.max_documents_tokens: {self._most} leave no room for a document: the frame alone has {frame}; raise it"
+                )
         self._has_bytes = tokenizer.convert_tokens_to_ids("<0x0A>") not in (None, tokenizer.unk_token_id)
 
     def _plain(self, text: str) -> list[int]:
         """Text as text: a special token that is spelled out in it ("<|im_end|>" in a passage) does not become that token."""
         if self._has_bytes and _BYTE.search("".join(folded(text))):
-            # "<0x0A>" may be a line break to a tokenizer with byte pieces, and "<0x3A>" a heading's colon
-            text = re.sub("[<\ufe64\uff1c]", r"\g<0> ", text)
+            # "<0x0A>" may be a line break to a tokenizer with byte pieces, and "<0x3A>" a heading's colon; all other brackets stay
+            for place in find_marks(text, _BYTE, lambda match: match.start()):
+                text = f"{text[: place + 1]} {text[place + 1 :]}"
         ids = self._ids(text)
         # a model that looks for its longest pieces (Unigram) finds special ones in spite of the option
         return ids if self._special.isdisjoint(ids) else [part for token in ids for part in self._spelled(token)]
@@ -95,26 +105,32 @@ class TokenStream:
         stopped = bool(self.protocol.stops) and text.endswith(self.protocol.stops)
         return self._plain(text) if stopped else [*self._plain(text), self.eos]
 
-    def environment_ids(self, text: str) -> list[int]:
-        """What the environment says. Never empty."""
-        return self._as_turn(self._plain(text))
+    def environment_ids(self, text: str, last: int | None = None) -> list[int]:
+        """What the environment says behind a turn whose last id is `last` (None: it ended as the protocol's turns do). Never empty."""
+        return self._as_turn(self._plain(text), last)
 
-    def documents_ids(self, passages: Sequence[Passage]) -> list[int]:
+    def documents_ids(self, passages: Sequence[Passage], last: int | None = None) -> list[int]:
         """A block of retrieved documents, of at most `max_documents_tokens` with its frame, which is never cut. Never empty."""
-        return self._block_ids(self.protocol.documents(passages, self._limits))
+        return self._block_ids(self.protocol.documents(passages, self._limits), last)
 
-    def _block_ids(self, block: Block) -> list[int]:
+    def _block_ids(self, block: Block, last: int | None) -> list[int]:
         ids = self._plain(block.text)
         if self._most is not None and len(ids) > self._most:
             opening, body, closing = map(self._plain, (block.opening, block.body, block.closing))
             ids = opening + body[: max(0, self._most - len(opening) - len(closing))] + closing
-        return self._as_turn(ids)
+        return self._as_turn(ids, last)
 
-    def _as_turn(self, ids: list[int]) -> list[int]:
-        """In a chat whose policy turns end with end-of-text, the environment speaks as the user."""
-        if self._chat is None or self.protocol.stops:
+    def _as_turn(self, ids: list[int], last: int | None) -> list[int]:
+        """In a chat the environment speaks as the user behind an end-of-text, and in the assistant's own turn behind one of the stops.
+
+        A turn that was cut gets its end-of-text from the environment, where the protocol has no stops.
+        """
+        if self._chat is None:
             return ids
-        return self._chat.between + ids + self._chat.tail_again
+        ended = not self.protocol.stops if last is None else last == self.eos
+        if not ended and self.protocol.stops:
+            return ids
+        return [*([] if ended else [self.eos]), *self._chat.between, *ids, *self._chat.tail_again]
 
     def encode(self, trajectory: Trajectory) -> Encoded:
         """The whole stream of a trajectory."""
@@ -129,7 +145,8 @@ class TokenStream:
                 ids = self.policy_ids(segment.text)
                 ends.append(len(completion) + len(ids) - 1)
             else:
-                ids = self.environment_ids(segment.text) if segment.block is None else self._block_ids(segment.block)
+                last = completion[-1]
+                ids = self.environment_ids(segment.text, last) if segment.block is None else self._block_ids(segment.block, last)
             completion += ids
             mask += [int(segment.role == "policy")] * len(ids)
         return Encoded(prompt, completion, mask, ends)

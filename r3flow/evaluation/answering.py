@@ -42,7 +42,7 @@ class Answering:
         if self.system.one_shot:
             return answer_by_rag(model, tokenizer, self.environment, questions, self.params)
         rollouts = generate_rollouts(
-            model, tokenizer, self.environment, questions, self.params.protocol, temperature=0.0, seed=self.params.seed
+            model, tokenizer, self.environment, questions, self.params.protocol.as_evaluated, temperature=0.0, seed=self.params.seed
         )
         failed = sum(rollout.trajectory.finish == "failed" for rollout in rollouts)
         if failed:

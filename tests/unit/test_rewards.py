@@ -8,6 +8,7 @@ import pytest
 from r3flow.errors import ConfigError
 from r3flow.params import Reward
 from r3flow.protocol import PROTOCOLS
+from r3flow.protocol.base import CUT
 from r3flow.rewards import END_PRESETS, PRESETS, RewardBreakdown, SearchR1Format, relevance_by_gold, relevance_by_score, score
 from r3flow.trajectory import Hit, InvalidStep, Passage, Question, Step, Trajectory
 
@@ -165,7 +166,7 @@ def test_where_a_protocol_goes_on_each_invalid_step_pays_at_its_own_place():
     budget = Trajectory(QUESTION, (search(1, "p1"), invalid), "budget")
     assert score(budget, relevance=[1.0, 0.0], preset="demo").steps == (0.6, -1.5)
     # a turn that the end of the context cut short is no fault of its form, the one before it is
-    cut = Trajectory(QUESTION, (invalid, InvalidStep(2, "Step 2:\nThe pro", "cut at the token limit")), "length")
+    cut = Trajectory(QUESTION, (invalid, InvalidStep(2, "Step 2:\nThe pro", CUT)), "length")
     assert score(cut, relevance=[0.0, 0.0], preset="demo").steps == (-1.0, -0.5)
 
 
@@ -226,6 +227,12 @@ def test_a_search_without_documents_has_no_relevance_and_needs_none():
     assert score(cut, relevance=[1.0, None], preset="demo").steps == pytest.approx((0.6, -0.5))
     full = Trajectory(QUESTION, (search(1, "p1"), Step(2, "why", query="no room for its documents")), "length")
     assert score(full, relevance=[1.0, None], preset="demo").steps == pytest.approx((0.6, -0.5))
+
+
+def test_garbage_that_fills_the_context_keeps_its_penalty():
+    """A whole turn that was no step, where the word about it found no room, is not one that the context cut."""
+    full = Trajectory(QUESTION, (InvalidStep(1, "garbage", "holds neither a whole search nor a whole answer"),), "length")
+    assert score(full, relevance=[0.0], preset="paper").total == -1.0
 
 
 def test_wrong_lengths_and_values_are_refused():
