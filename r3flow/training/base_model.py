@@ -167,7 +167,7 @@ def train(out: Path, steps: int, last_steps: int, start: Path | None) -> None:
     torch.manual_seed(SEED)
     if start is None:
         tokenizer, rng = build_tokenizer(), random.Random(SEED + 1)
-        model, before = build_model(len(tokenizer)), {}
+        model, before = build_model(len(tokenizer)), dict[str, float]()
         learn(model, tokenizer, rng, lambda step: pretraining_sample(rng, step), steps, 1.0, before, out)
     else:
         model, tokenizer = load_policy(start, trust_remote_code=False)
@@ -181,6 +181,8 @@ def learn(
     record: dict[str, float], out: Path,
 ) -> None:  # fmt: skip
     """`steps` steps on sequences that `sample(step)` draws, the rates times `scale`; `record` grows, and is saved with the model."""
+    if not steps:
+        return
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     others = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
     optimizers: list[torch.optim.Optimizer] = [
