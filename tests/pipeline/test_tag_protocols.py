@@ -35,7 +35,7 @@ def test_from_the_world_to_a_policy(tmp_path: Path, name: str, preset: str, outc
     done = dvc(folder, "repro", "ppo")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     sft, ppo = (json.loads((folder / f"metrics/{stage}.json").read_text()) for stage in ("sft", "ppo"))
-    assert sft["left_out_too_long"] == 0 and sft["loss"] < 0.6 * sft["loss_first"]
+    assert sft["left_out_too_long"] == 0 and sft["loss"] < 0.75 * sft["loss_first"]  # seven updates
     assert ppo["unknown"] == 0 and ppo["updates"] > 0 and ppo["reward_process"] == 0.0
     # a policy of seven updates has learned nothing yet: told what was wrong it goes on, else its first turn is its last
     assert (ppo["malformed_rate"] == 0.0) == (invalid == "feedback")
