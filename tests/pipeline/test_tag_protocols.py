@@ -14,6 +14,7 @@ CHANGES = {
     "max_context_tokens: 640": "max_context_tokens: 1600",
     "outcome: match_or_judge": "outcome: {outcome}",
     "process: judge": "process: none",
+    "  epochs: 1": "  epochs: 3",  # of SFT: tags are spelled letter by letter by this tokenizer, seven updates hardly reach them
     "preset: demo": "preset: {preset}",
     "name: r3rag": "name: {name}",
     "max_steps: 6 ": "on_invalid: {invalid}\n  max_steps: 3 ",
@@ -35,7 +36,7 @@ def test_from_the_world_to_a_policy(tmp_path: Path, name: str, preset: str, outc
     done = dvc(folder, "repro", "ppo")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     sft, ppo = (json.loads((folder / f"metrics/{stage}.json").read_text()) for stage in ("sft", "ppo"))
-    assert sft["left_out_too_long"] == 0 and sft["loss"] < 0.75 * sft["loss_first"]  # seven updates
+    assert sft["left_out_too_long"] == 0 and sft["loss"] < 0.6 * sft["loss_first"]
     assert ppo["unknown"] == 0 and ppo["updates"] > 0 and ppo["reward_process"] == 0.0
-    # a policy of seven updates has learned nothing yet: told what was wrong it goes on, else its first turn is its last
+    # a policy of twenty updates has hardly learned the form: told what was wrong it goes on, else its first turn is its last
     assert (ppo["malformed_rate"] == 0.0) == (invalid == "feedback")
