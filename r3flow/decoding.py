@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from r3flow.drafts import Drafts
 from r3flow.errors import ConfigError
 from r3flow.ragged_cache import RaggedCache
 
@@ -24,6 +25,9 @@ _BLOCK_TOKENS = {"cpu": 2048}
 _BLOCK_TOKENS_ACCELERATOR = 16_384
 _IDLE_PART = 16
 """Rows that ended their turn are moved behind the others when there is more than one in this many: a move has a fixed cost."""
+_DRAFT, _DRAFT_PARAMETERS = 1, 10_000_000
+"""Tokens guessed ahead, on a CPU and for a model of at most so many parameters: there a pass is bound by reading the cache and by its many
+small operations, which a guess shares. Measured with the demo's policy (docs/LOG.md): one saves a fifth, two and three less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +40,35 @@ class Turn:
     """Whether the end-of-text token, or what else ends a turn, came within the limit."""
 
 
+@dataclass(slots=True)
+class _Row:
+    """A stream while it writes a turn."""
+
+    stream: int
+    limit: int
+    slot: int
+    """Where in the cache the token chosen next will lie."""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)
+    """What was guessed behind `ids`, and is in the cache behind it."""
+    uniforms: np.ndarray | None = None
+    open: bool = True
+    complete: bool = False
+
+
 class Decoder:
     """Streams are named by whole numbers. `extend` appends ids to them, `turn` lets them write. Greedy at temperature 0.
 
     `ended` tells from a turn's ids so far whether something else than end-of-text has ended it. Log-probabilities are those of the
-    distribution that was sampled from, at `temperature`; greedy ones are at temperature 1. Raises ConfigError for a model whose attention
+    distribution that was sampled from, at `temperature`; greedy ones are at temperature 1. `draft` tokens are guessed ahead in each pass
+    (`drafts`), None for what suits the model; it changes the speed alone. Raises ConfigError for a model whose attention
     cannot be laid out this way.
     """
 
-    def __init__(self, model: Any, eos: int, *, temperature: float, ended: Callable[[Sequence[int]], bool] | None = None) -> None:
+    def __init__(
+        self, model: Any, eos: int, *, temperature: float, ended: Callable[[Sequence[int]], bool] | None = None, draft: int | None = None
+    ) -> None:
         if temperature < 0:
             raise ConfigError(f"temperature must be 0 or more, got {temperature}")
         self.model, self.eos, self.temperature = model, eos, temperature
@@ -53,8 +77,7 @@ class Decoder:
         kinds = _attention_kinds(model, accepted)
         self._kinds = set(kinds)
         self._options: dict[str, Any] = {"use_cache": True, "return_dict": True}
-        if "logits_to_keep" in accepted:
-            self._options["logits_to_keep"] = 1
+        self._keeps = "logits_to_keep" in accepted
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"
         self._cache = RaggedCache(len(kinds))
         self._order: list[int] = []  # the stream in each row
@@ -62,6 +85,8 @@ class Decoder:
         self._pending: dict[int, list[int]] = {}  # chosen, not yet in the cache
         self._logits: torch.Tensor | None = None  # (rows, vocabulary), of the next token
         self._room = 0
+        self._drafts = Drafts()
+        self._draft = _draft_tokens(model) if draft is None else draft
 
     def extend(self, blocks: Mapping[int, Sequence[int]], room: int) -> None:
         """Append `blocks[stream]` (not empty) to each stream; a stream that is not named is dropped, a new one begins.
@@ -78,9 +103,12 @@ class Decoder:
         while first < len(order):
             longest = len(whole[order[first]])
             chunk = order[first : first + max(1, budget // longest)]
-            logits.append(self._forward_block(first, [whole[stream] for stream in chunk], [start[stream] for stream in chunk]))
+            logits.append(self._forward_block(first, [whole[stream] for stream in chunk], [start[stream] for stream in chunk])[:, 0])
             first += len(chunk)
         self._logits = torch.cat(logits)
+        if self._draft:
+            for stream, ids in blocks.items():
+                self._drafts.read(stream, ids)
         self._lengths = {stream: start[stream] + len(whole[stream]) for stream in order}
         self._pending, self._room = {}, room
 
@@ -92,63 +120,61 @@ class Decoder:
         """
         if self._logits is None or max(limits.values()) > self._room:
             raise RuntimeError("a turn follows an extend that leaves enough room")
-        device, rows, logits = self._logits.device, len(self._order), self._logits
-        written: dict[int, tuple[list[int], list[float]]] = {stream: ([], []) for stream in self._order}
-        writing, whole = [True] * rows, set[int]()
-        ends = torch.tensor([self._lengths[stream] for stream in self._order], device=device)  # the slot of the token chosen next
-        draws = None
+        logits = self._logits[:, None]
+        rows = [_Row(stream, limits[stream], self._lengths[stream]) for stream in self._order]
         if self.temperature > 0:
             assert uniforms is not None
-            table = np.zeros((rows, max(limits.values())), dtype=np.float32)
-            for row, stream in enumerate(self._order):
-                table[row, : limits[stream]] = uniforms[stream][: limits[stream]]
-            draws = torch.from_numpy(table).to(device)
-        for place in range(max(limits.values())):
-            chosen, logprobs = _choose(logits, self.temperature, None if draws is None else draws[:rows, place])
-            for row, (token, logprob) in enumerate(zip(chosen.tolist(), logprobs.tolist(), strict=True)):
-                if writing[row]:
-                    ids, values = written[self._order[row]]
-                    ids.append(token)
-                    values.append(logprob)
-                    if token == self.eos or (self._ended is not None and self._ended(ids)):
-                        whole.add(self._order[row])
-                        writing[row] = False
-                    elif len(ids) == limits[self._order[row]]:
-                        writing[row] = False
-            count = sum(writing)
+            for row in rows:
+                row.uniforms = np.asarray(uniforms[row.stream][: row.limit], dtype=np.float32)
+        running = len(rows)
+        while True:
+            chosen, logprobs = _choose(logits, self.temperature, _uniforms(rows[:running], logits.shape[1]))
+            for row, tokens, values in zip(rows[:running], chosen.tolist(), logprobs.tolist(), strict=True):
+                if row.open:
+                    self._take(row, tokens, values)
+            count = sum(row.open for row in rows[:running])
             if not count:
                 break
-            chosen = chosen[:, None]
-            if rows - count > rows // _IDLE_PART:
-                chosen, ends, draws = self._to_front(writing, chosen, ends, draws)
-                rows, writing = count, writing[:count]
-                chosen = chosen[:rows]
+            if running - count > running // _IDLE_PART:
+                self._to_front(rows, count, running)
+                running = count
+            for row in rows[:running]:
+                # no further than the limit: a draft behind it would need positions that the model may not have
+                most = min(self._draft, row.limit - len(row.ids) - 1) if row.open else 0
+                row.draft = self._drafts.propose(row.stream, most) if most else []
             # a row that has ended goes on writing into the slot of its last token, which the next block writes anew
-            logits = self._forward(0, chosen, ends[:rows, None], int(ends[:rows].max()) + 1)
-            ends[:rows] += torch.tensor(writing, device=device, dtype=torch.long)
+            blocks = [[row.ids[-1], *row.draft] for row in rows[:running]]
+            logits = self._forward_block(0, blocks, [row.slot - 1 for row in rows[:running]], max(map(len, blocks)))
         self._logits = None
-        for stream, (ids, _) in written.items():
-            self._lengths[stream] += len(ids) - 1
-            self._pending[stream] = ids[-1:]
-        return {stream: Turn(ids, values, stream in whole) for stream, (ids, values) in written.items()}
+        for row in rows:
+            self._lengths[row.stream] += len(row.ids) - 1
+            self._pending[row.stream] = row.ids[-1:]
+        return {row.stream: Turn(row.ids, row.logprobs, row.complete) for row in rows}
 
-    def _to_front(
-        self, writing: list[bool], chosen: torch.Tensor, ends: torch.Tensor, draws: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Exchange rows so that those that are writing come first; returns the tensors by row in the new order."""
-        count = sum(writing)
-        idle = [row for row in range(count) if not writing[row]]
-        late = [row for row in range(count, len(writing)) if writing[row]]
-        order = list(range(len(self._order)))
-        for one, other in zip(idle, late, strict=True):
-            order[one], order[other] = other, one
-        if idle:
-            left, right = torch.tensor(idle, device=ends.device), torch.tensor(late, device=ends.device)
-            self._cache.swap(left, right, int(ends.max()))
-        self._order = [self._order[row] for row in order]
-        writing[:] = [writing[row] for row in order[: len(writing)]]
-        index = torch.tensor(order, device=ends.device)
-        return chosen[index[: len(chosen)]], ends[index], None if draws is None else draws[index]
+    def _take(self, row: _Row, tokens: Sequence[int], values: Sequence[float]) -> None:
+        """What the model chose behind the row's last token and behind each token of its draft: one more than it confirms of the draft."""
+        first = len(tokens) - 1 - len(row.draft)
+        for ahead, guess in enumerate([*row.draft, None]):
+            token = tokens[first + ahead]
+            row.ids.append(token)
+            row.logprobs.append(values[first + ahead])
+            row.slot += 1
+            if self._draft:
+                self._drafts.wrote(row.stream, token)
+            row.complete = token == self.eos or (self._ended is not None and self._ended(row.ids))
+            row.open = not row.complete and len(row.ids) < row.limit
+            if not row.open or token != guess:
+                break
+
+    def _to_front(self, rows: list[_Row], count: int, running: int) -> None:
+        """Exchange rows so that the `count` that are open come first of those that are running."""
+        idle = [place for place in range(count) if not rows[place].open]
+        late = [place for place in range(count, running) if rows[place].open]
+        pairs = list(zip(idle, late, strict=True))
+        for one, other in pairs:
+            rows[one], rows[other] = rows[other], rows[one]
+        self._cache.swap(pairs, max(row.slot for row in rows))
+        self._order = [row.stream for row in rows]
 
     def _resize(self, order: list[int], width: int, capacity: int) -> None:
         """Lay the streams out in this order, of `width` tokens at most now, each with room for `capacity`."""
@@ -157,24 +183,31 @@ class Decoder:
         self._cache.resize(rows, len(order), capacity, width)
         self._order = order
 
-    def _forward_block(self, first: int, blocks: list[list[int]], starts: list[int]) -> torch.Tensor:
-        """Write `blocks[i]` behind the `starts[i]` tokens of row `first + i`; (rows, vocabulary) logits of what follows."""
+    def _forward_block(self, first: int, blocks: list[list[int]], starts: list[int], keep: int = 1) -> torch.Tensor:
+        """Write `blocks[i]` behind the `starts[i]` tokens of row `first + i`; (rows, keep, vocabulary) logits behind the last tokens."""
         device, longest = self.model.device, max(map(len, blocks))
         # padding stands in front, so that the last column is every row's last token; it repeats the block's first token at that token's
         # own position, and so writes what is written there anyway
         ids = torch.tensor([block[:1] * (longest - len(block)) + block for block in blocks], device=device)
         padding = torch.tensor([longest - len(block) for block in blocks], device=device)[:, None]
         positions = torch.tensor(starts, device=device)[:, None] + (torch.arange(longest, device=device) - padding).clamp(min=0)
-        return self._forward(first, ids, positions, max(start + len(block) for start, block in zip(starts, blocks, strict=True)))
+        return self._forward(first, ids, positions, max(start + len(block) for start, block in zip(starts, blocks, strict=True)), keep)
 
-    def _forward(self, first: int, ids: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
-        """One pass over `ids` (rows, T) of the rows from `first`; (rows, vocabulary) logits after the last column, in float32."""
+    def _forward(self, first: int, ids: torch.Tensor, positions: torch.Tensor, width: int, keep: int) -> torch.Tensor:
+        """One pass over `ids` (rows, T) of the rows from `first`; (rows, keep, vocabulary) logits of the last columns, in float32."""
         self._cache.window.set(first, positions, width)
         masks = {kind: _bias(positions, width, kind, span, self.model.dtype) for kind, span in self._kinds}
         # models that mix kinds of attention take a mask for each by name, the others take the one
         mask = masks if len(masks) > 1 else next(iter(masks.values()))
-        arguments = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, self._cache_name: self._cache}
-        return self.model(**arguments, **self._options).logits[:, -1].float()
+        arguments: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, self._cache_name: self._cache}
+        if self._keeps:
+            arguments["logits_to_keep"] = keep
+        return self.model(**arguments, **self._options).logits[:, -keep:].float()
+
+
+def _draft_tokens(model: Any) -> int:
+    small = sum(weight.numel() for weight in model.parameters()) <= _DRAFT_PARAMETERS
+    return _DRAFT if small and model.device.type == "cpu" else 0
 
 
 def _attention_kinds(model: Any, accepted: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -210,8 +243,21 @@ def _bias(positions: torch.Tensor, width: int, kind: str, span: int, dtype: torc
     return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, torch.finfo(dtype).min)
 
 
+def _uniforms(rows: Sequence[_Row], columns: int) -> torch.Tensor | None:
+    """(rows, columns): each row's own numbers for the tokens that its last columns choose; None when greedy."""
+    if rows[0].uniforms is None:
+        return None
+    table = np.zeros((len(rows), columns), dtype=np.float32)
+    for place, row in enumerate(rows):
+        if row.open:
+            assert row.uniforms is not None
+            behind = 1 + len(row.draft)
+            table[place, -behind:] = row.uniforms[len(row.ids) : len(row.ids) + behind]
+    return torch.from_numpy(table)
+
+
 def _choose(logits: torch.Tensor, temperature: float, uniform: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows,) ids and log-probabilities from (rows, vocabulary) logits; greedy at temperature 0."""
+    """Ids and log-probabilities, both of shape (...), from logits (..., vocabulary); greedy at temperature 0."""
     if temperature == 0:
         best, ids = logits.max(-1)
         return ids, best - logits.logsumexp(-1)
@@ -219,6 +265,6 @@ def _choose(logits: torch.Tensor, temperature: float, uniform: torch.Tensor | No
     probabilities = torch.softmax(logits / temperature, -1)
     cumulative = probabilities.cumsum(-1)
     # kept under the total, so that the first place above it exists and has a probability of its own
-    target = uniform.clamp(max=1 - 1e-6)[:, None] * cumulative[:, -1:]
+    target = uniform.to(logits.device).clamp(max=1 - 1e-6)[..., None] * cumulative[..., -1:]
     ids = (cumulative <= target).sum(-1)
-    return ids, probabilities.gather(-1, ids[:, None])[:, 0].log()
+    return ids, probabilities.gather(-1, ids[..., None])[..., 0].log()

@@ -7,11 +7,16 @@ where the library's growing cache copies everything (at 128 rows and 250 tokens,
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+_HEADROOM = {"cpu": 2}
+"""A store is made this many times as large as it has to be, for the next turns' tokens: on a CPU fresh memory is dear, not scarce."""
 
 
 @dataclass
@@ -25,11 +30,23 @@ class Window:
     """Slots 0 to width - 1 are read."""
     allocated: int = 0
     capacity: int = 0
+    spare: torch.Tensor | None = None
+    """A store that a layer has given up. Its memory is used again: fresh pages cost more than the copy."""
     _places: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def set(self, first: int, positions: torch.Tensor, width: int) -> None:
         self.rows, self.positions, self.width = slice(first, first + len(positions)), positions, width
         self._places.clear()
+
+    def store(self, size: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        """A store of `like`'s type and device. It holds zeros or old entries: a masked slot must not hold a NaN, which would survive a
+        weight of zero.
+        """
+        needed, spare, self.spare = math.prod(size), self.spare, None
+        alike = spare is not None and (spare.dtype, spare.device) == (like.dtype, like.device)
+        if spare is not None and alike and spare.untyped_storage().nbytes() >= needed * spare.itemsize:
+            return spare.as_strided((needed,), (1,), 0).view(size)
+        return like.new_zeros(needed * _HEADROOM.get(like.device.type, 1))[:needed].view(size)
 
     def places(self, heads: int) -> torch.Tensor:
         """(rows * heads * T,): the flat places of the new tokens in a store of shape (allocated, heads, capacity, ...)."""
@@ -51,9 +68,8 @@ class RaggedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         size = (self.window.allocated, key_states.shape[1], self.window.capacity)
-        # zeros, not garbage: a masked slot must not hold a NaN, which would survive a weight of zero
-        self.keys = key_states.new_zeros((*size, key_states.shape[-1]))
-        self.values = value_states.new_zeros((*size, value_states.shape[-1]))
+        self.keys = self.window.store((*size, key_states.shape[-1]), key_states)
+        self.values = self.window.store((*size, value_states.shape[-1]), value_states)
         self.is_initialized = True
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,16 +87,19 @@ class RaggedLayer(CacheLayerMixin):
         """Only `rows` remain, in that order, with `width` slots each; the stores get the window's new size."""
         for name in ("keys", "values"):
             old = getattr(self, name)
-            new = old.new_empty((self.window.allocated, old.shape[1], self.window.capacity, old.shape[3]))
-            new[:, :, :width] = old[:, :, :width].index_select(0, rows)
-            new[:, :, width:] = 0
+            new = self.window.store((self.window.allocated, old.shape[1], self.window.capacity, old.shape[3]), old)
+            torch.index_select(old[:, :, :width], 0, rows, out=new[:, :, :width])
+            self.window.spare = old
             setattr(self, name, new)
 
-    def swap(self, left: torch.Tensor, right: torch.Tensor, width: int) -> None:
+    def swap(self, pairs: Sequence[tuple[int, int]], width: int) -> None:
         for store in (self.keys, self.values):
             assert store is not None
-            part = store[:, :, :width]
-            part[left], part[right] = part[right], part[left]
+            for left, right in pairs:  # whole rows, one by one: a third of what indexing with two tensors takes
+                one, other = store[left, :, :width], store[right, :, :width]
+                kept = one.clone()
+                one.copy_(other)
+                other.copy_(kept)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.window.width, 0
@@ -107,7 +126,7 @@ class RaggedCache(Cache):
             for layer in self.ragged:
                 layer.keep(rows, width)
 
-    def swap(self, left: torch.Tensor, right: torch.Tensor, width: int) -> None:
-        """Exchange the first `width` slots of rows `left[i]` and `right[i]`."""
+    def swap(self, pairs: Sequence[tuple[int, int]], width: int) -> None:
+        """Exchange the first `width` slots of the two rows of each pair."""
         for layer in self.ragged:
-            layer.swap(left, right, width)
+            layer.swap(pairs, width)

@@ -11,6 +11,7 @@ import transformers
 
 from r3flow import decoding
 from r3flow.decoding import Decoder, Turn
+from r3flow.drafts import Drafts
 from r3flow.errors import ConfigError
 
 VOCABULARY, EOS = 61, 1
@@ -64,7 +65,9 @@ def fresh_logprobs(model: Any, stream: list[int], written: list[int], temperatur
     return torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(written)[:, None])[:, 0]
 
 
-def play(model: Any, temperature: float, rows: list[int], seed: int = 0, turns: int = 4) -> dict[int, list[tuple[list[int], Turn, int]]]:
+def play(
+    model: Any, temperature: float, rows: list[int], seed: int = 0, turns: int = 4, draft: int | None = None
+) -> dict[int, list[tuple[list[int], Turn, int]]]:
     """Rounds of blocks and turns; a row drops out now and then. Everything random hangs on the row's number alone.
 
     Returns for each row its (stream before the turn, turn, limit).
@@ -72,7 +75,7 @@ def play(model: Any, temperature: float, rows: list[int], seed: int = 0, turns: 
     chance = {row: random.Random(1000 * seed + row) for row in rows}
     streams: dict[int, list[int]] = {row: [] for row in rows}
     history: dict[int, list[tuple[list[int], Turn, int]]] = {row: [] for row in rows}
-    decoder = Decoder(model, EOS, temperature=temperature)
+    decoder = Decoder(model, EOS, temperature=temperature, draft=draft)
     going = list(rows)
     with torch.no_grad():
         for _ in range(turns):
@@ -128,6 +131,65 @@ def test_a_stream_does_not_depend_on_its_batch(monkeypatch: pytest.MonkeyPatch, 
     together = play(model, 0.9, list(range(20)))
     for row in range(20):
         assert [turn.ids for _, turn, _ in play(model, 0.9, [row])[row]] == [turn.ids for _, turn, _ in together[row]]
+
+
+@pytest.mark.parametrize("draft", [1, 2, 5])
+@pytest.mark.parametrize("luck", ["looked up", "right", "half right", "wrong"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("family", ["llama", "gemma3-mixed", "gpt2-learned-positions"])
+def test_drafts_change_nothing_but_the_passes(
+    monkeypatch: pytest.MonkeyPatch, family: str, temperature: float, luck: str, draft: int
+) -> None:
+    model = make(family)
+    if temperature:
+        with torch.no_grad():
+            model.get_output_embeddings().weight.mul_(0.2)
+    passes, forward = [0], Decoder._forward
+
+    def counted(self: Decoder, *arguments: Any) -> torch.Tensor:
+        passes[0] += 1
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Decoder, "_forward", counted)
+    plain = play(model, temperature, list(range(9)), draft=0)
+    without = passes[0]
+    written = {row: [token for _, turn, _ in turns for token in turn.ids] for row, turns in plain.items()}
+    done = dict.fromkeys(written, 0)
+
+    def wrote(self: Drafts, stream: int, token: int) -> None:
+        done[stream] += 1
+
+    def oracle(self: Drafts, stream: int, most: int) -> list[int]:
+        coming = written[stream][done[stream] : done[stream] + most]
+        sure = {"right": len(coming), "half right": len(coming) // 2, "wrong": 0}[luck]
+        return coming[:sure] + [(token + 1) % VOCABULARY for token in coming[sure:]]
+
+    if luck != "looked up":
+        monkeypatch.setattr(Drafts, "wrote", wrote)
+        monkeypatch.setattr(Drafts, "propose", oracle)
+    passes[0] = 0
+    drafted = play(model, temperature, list(range(9)), draft=draft)
+    assert passes[0] <= without
+    if luck == "right":
+        assert passes[0] < without * (0.8 if draft == 1 else 0.6)
+    for row, turns in plain.items():
+        for (stream, turn, _), (same, other, _) in zip(turns, drafted[row], strict=True):
+            assert (stream, turn.ids, turn.complete) == (same, other.ids, other.complete)
+            torch.testing.assert_close(torch.tensor(turn.logprobs), torch.tensor(other.logprobs), atol=3e-5, rtol=0)
+
+
+def test_a_draft_is_what_followed_the_longest_known_end() -> None:
+    drafts = Drafts()
+    drafts.read(0, [10, 11, 12, 20, 21, 11, 12, 30, 10, 11, 12])
+    assert drafts.propose(0, 3) == [20, 21, 11], "three tokens decide, not the last two, which were followed by 30 at last"
+    drafts.read(1, [40, 50])
+    assert drafts.propose(1, 2) == [], "what another stream read is its own"
+    drafts.read(2, [40])
+    for token in (50, 60, 70):
+        drafts.wrote(2, token)
+    assert drafts.propose(1, 5) == [60, 70], "what another stream wrote is everybody's"
+    drafts.read(1, [50, 51, 40, 50])
+    assert drafts.propose(1, 1) == [50], "its own comes before the others'"
 
 
 def test_choose_is_the_inverse_of_the_cumulative_distribution() -> None:
