@@ -15,6 +15,11 @@ from jinja2 import TemplateError
 from r3flow.errors import ConfigError
 
 _ASKED, _SAID, _SHOWN = "placeholder one", "placeholder two", "placeholder three"
+_TODAY = "26 Jul 2024"
+"""What a template takes for today: the date that Llama 3.1's falls back on. Templates that print the day would give other prompts every
+day, and equal params must give equal ones."""
+_PINNED = f"{{% macro strftime_now(format) %}}{_TODAY}{{% endmacro %}}{{{{ '' }}}}"
+"""In front of a template: hides the library's clock. The empty text keeps the template's own first line break."""
 _REMEDY = "use another model, or set protocol.prompt: plain"
 
 
@@ -73,6 +78,14 @@ def _render(tokenizer: Any, system: str | None, rest: list[dict[str, str]]) -> s
     messages = [{"role": "system", "content": system}] if system else []
     messages += [{"role": "user", "content": _ASKED}, *rest]
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return str(
+            tokenizer.apply_chat_template(
+                messages,
+                chat_template=_PINNED + tokenizer.get_chat_template(),
+                tokenize=False,
+                add_generation_prompt=True,
+                date_string=_TODAY,
+            )
+        )
     except (TemplateError, ValueError) as error:
         raise ConfigError(f"protocol.prompt: the chat template of policy.base refuses the messages: {error}; {_REMEDY}") from None

@@ -93,6 +93,12 @@ class TokenStream:
             return self._chat.head + self._plain(said or self.protocol.instruction(question)) + self._chat.tail
         return self.text_ids(said or self.protocol.prompt(question))
 
+    def begun_ids(self, text: str, begun: str) -> list[int]:
+        """A prompt of your own text with the beginning of what is to follow: in a chat the user says `text`, and the turn begins so."""
+        if self._chat is not None:
+            return self._chat.head + self._plain(text) + self._chat.tail + self._plain(begun)
+        return self.text_ids(text + begun)
+
     def text_ids(self, text: str) -> list[int]:
         """Any text that a stream begins with, behind whatever the tokenizer puts before a text."""
         start = list(self.tokenizer("", add_special_tokens=True)["input_ids"])

@@ -150,3 +150,13 @@ def test_byte_pieces_in_a_passage_leave_the_frame_as_it_is():
     stream = TokenStream(tokenizer, PROTOCOLS["search_r1"])
     text = tokenizer.decode(stream.documents_ids([Passage("1", "T", "hex <0x0A> and <b>")]))
     assert text == "\n\n<information>Doc 1(Title: T) hex < 0x0A> and <b></information>\n\n"
+
+
+LLAMA_DATE = "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}"
+
+
+@pytest.mark.parametrize("date", ["{{ strftime_now('%d %b %Y') }}", LLAMA_DATE])
+def test_a_template_that_prints_the_date_gives_the_same_prompt_every_day(date):
+    tokenizer = tokenizer_with(f"\nToday: {date}\n{CHATML}")
+    # its own first line break included
+    assert tokenizer.decode(chat_frame(tokenizer, None).head).replace(" ", "").startswith("\nToday:26Jul2024\n")

@@ -9,7 +9,7 @@ import pytest
 from r3flow.environment import Environment
 from r3flow.errors import ConfigError
 from r3flow.evaluation.rag import answer_by_rag, budget, build_prompt, read_answer
-from r3flow.params import Params, load
+from r3flow.params import Params, ProtocolParams, load
 from r3flow.policy import load_policy
 from r3flow.protocol import PROTOCOLS
 from r3flow.tokens import TokenStream
@@ -72,25 +72,90 @@ def test_answer_ends_with_its_line_or_sentence(text: str, answer: str, used: int
     assert read_answer(Letters(), [ord(letter) for letter in text]) == (answer, used)
 
 
+def settings(params: Params, **changes: object) -> ProtocolParams:
+    return params.protocol.model_copy(update=changes)
+
+
 def test_prompt_drops_the_last_ranked_documents_and_keeps_forged_headings_out(params: Params) -> None:
     stream = TokenStream(Letters(), PROTOCOLS["r3rag"])
     hits = [Hit(passage, 1.0) for passage in PASSAGES[:5]]
     asked = Question("q", "Who?", ("x",))
-    ids, shown = build_prompt(stream, environment(params), asked, hits, 10_000)
+    ids, shown = build_prompt(stream, asked, hits, settings(params, max_context_tokens=10_000))
     text = Letters().decode(ids)
     assert shown == 5
     assert text.startswith("The retrieval documents: [1] Page 0") and text.endswith("The question: Who?\nThe answer is")
     assert "The final answer:" not in text and text.count("\n") == 2
-    fewer, left = build_prompt(stream, environment(params), asked, hits, len(ids) - 1)
-    assert left == 4 and "[4] Page 3" in Letters().decode(fewer) and "Page 4" not in Letters().decode(fewer)
     with pytest.raises(ConfigError, match="question 'q' leaves no room"):
-        build_prompt(stream, environment(params), asked, hits, 20)
+        build_prompt(stream, asked, hits, settings(params, max_context_tokens=64 + 20))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 9])
+def test_as_many_documents_as_fit(params: Params, count: int) -> None:
+    stream, asked = TokenStream(Letters(), PROTOCOLS["r3rag"]), Question("q", "Who?", ("x",))
+    hits = [Hit(passage, 1.0) for passage in PASSAGES[:count]]
+    sizes = [len(build_prompt(stream, asked, hits[:shown], settings(params, max_context_tokens=10_000))[0]) for shown in range(count + 1)]
+    # without a document the block says so, which may be longer than nothing at all, never longer than a document
+    for room in range(sizes[0], sizes[-1] + 2):
+        ids, shown = build_prompt(stream, asked, hits, settings(params, max_context_tokens=64 + room))
+        assert shown == max(place for place, size in enumerate(sizes) if size <= room)
+        assert len(ids) == sizes[shown]
+
+
+def test_a_long_list_is_not_tokenized_once_for_each_document(params: Params) -> None:
+    counted = []
+
+    class Counting(Letters):
+        def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
+            counted.append(text)
+            return super().__call__(text)
+
+    stream = TokenStream(Counting(), PROTOCOLS["r3rag"])
+    hits = [Hit(Passage(f"p{number}", "Page", "text " * 20), 1.0) for number in range(300)]
+    counted.clear()
+    _, shown = build_prompt(stream, Question("q", "Who?", ("x",)), hits, settings(params, max_context_tokens=2000))
+    assert 10 < shown < 25 and sum(text.startswith("The retrieval") for text in counted) <= 12
+
+
+def test_a_steps_limits_do_not_cut_what_stands_for_all_steps(params: Params) -> None:
+    stream, asked = TokenStream(Letters(), PROTOCOLS["r3rag"]), Question("q", "Who?", ("x",))
+    hits = [Hit(passage, 1.0) for passage in PASSAGES]
+    plain, _ = build_prompt(stream, asked, hits, settings(params, max_context_tokens=10_000))
+    cut, _ = build_prompt(stream, asked, hits, settings(params, max_context_tokens=10_000, max_documents_characters=16))
+    assert cut == plain
+
+
+@pytest.mark.parametrize("name", sorted(PROTOCOLS))
+def test_the_prompt_is_the_same_for_every_protocol(params: Params, name: str) -> None:
+    """A tag protocol's instruction asks for tags and searches, which this baseline has none of."""
+    model, tokenizer = load_policy(params.policy.base, trust_remote_code=False)
+    other = params.model_copy(update={"protocol": settings(params, name=name, max_documents_tokens=200)})
+    around = Environment(Shelf(PASSAGES), PROTOCOLS[name], other)
+    asked = [Question("a", "Where was the director of Page 1 born?", ("x",))]
+    assert answer_by_rag(model, tokenizer, around, asked, other) == answer_by_rag(model, tokenizer, environment(params), asked, params)
+
+
+def test_in_a_chat_the_model_speaks_behind_the_template(params: Params) -> None:
+    tokenizer = load_policy(params.policy.base, trust_remote_code=False)[1]
+    end = tokenizer.eos_token
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        + f"{{% if m.role == 'assistant' %}}{end}{{% endif %}}"
+        + "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    chat = settings(params, prompt="chat", max_context_tokens=600)
+    stream = TokenStream(tokenizer, PROTOCOLS["r3rag"], chat)
+    ids, shown = build_prompt(stream, Question("q", "Who?", ("x",)), [Hit(PASSAGES[0], 1.0)], chat)
+    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    assert shown == 1 and text.startswith("<user>The retrieval documents: [1] Page 0")
+    assert text.endswith("The question: Who?\nAnswer the question from these documents in a few words.\n<assistant>The answer is")
 
 
 def test_budget_is_what_the_policy_may_fetch(params: Params) -> None:
     assert budget(params) == params.retrieval.top_k * (params.protocol.max_steps - 1)
     one = params.model_copy(update={"protocol": params.protocol.model_copy(update={"max_steps": 1})})
     assert budget(one) == params.retrieval.top_k
+    few = params.model_copy(update={"protocol": params.protocol.model_copy(update={"max_passages": 2})})
+    assert budget(few) == 2
 
 
 def test_one_result_a_question_with_the_base_model(params: Params) -> None:
