@@ -42,7 +42,7 @@ def _search_r1(size: str, kind: str, algorithm: str) -> dict[str, str]:
         "critic_note": "# C: a model of its own that begins as the policy" if ppo else "# of ppo only",
         "critic_warmup": "\n  # not yet: ppo.critic_warmup_ratio: 0.015 (C); ours warms up with the policy" if ppo else "; of ppo only",
         "kl": "reward" if ppo else "loss  ",
-        "kl_note": "# C: k1 in the reward" if ppo else "# C: low-variance estimator (k3) in the loss",
+        "kl_estimator": "k1" if ppo else "k3",
     }
 
 

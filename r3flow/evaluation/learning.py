@@ -42,7 +42,7 @@ def curve_groups(curves: Mapping[str, Mapping[str, Sequence[float | None]]], par
             "step",
         ),
         (
-            params.ppo.algorithm.upper(),
+            params.ppo.algorithm.upper().replace("_", "-"),
             f"{params.ppo.iterations} iterations of {rollouts} rollouts. The dev questions are not the held-out ones.",
             {"ppo": ""},
             "iteration",

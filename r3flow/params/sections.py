@@ -286,10 +286,11 @@ class Reward(Section):
 
 
 class PPO(Section):
-    algorithm: Literal["ppo", "grpo"]
+    algorithm: Literal["ppo", "grpo", "leave_one_out"]
     iterations: Count
     prompts: Count
     group: Count
+    group_scale: bool = True
     minibatch: Count
     epochs: Count
     learning_rate: Positive
@@ -305,6 +306,7 @@ class PPO(Section):
     lam: Rate
     credit: Literal["trajectory", "step"]
     kl: Literal["reward", "loss", "none"]
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
     kl_coefficient: NonNegative
     entropy_coefficient: float
     temperature: Positive
@@ -321,9 +323,24 @@ class PPO(Section):
             raise ValueError(
                 f"minibatch ({self.minibatch}) must divide prompts x group ({self.prompts * self.group}); no sample is duplicated"
             )
-        if self.algorithm == "grpo" and self.group < 2:
-            raise ValueError("group must be 2 or more with algorithm: grpo")
+        if self.algorithm != "ppo" and self.group < 2:
+            raise ValueError(f"group must be 2 or more with algorithm: {self.algorithm}")
+        if not self.group_scale and self.algorithm != "grpo":
+            raise ValueError(f"group_scale is of algorithm: grpo alone, {self.algorithm} divides by no deviation; set group_scale: true")
         return self
+
+    @model_validator(mode="after")
+    def _estimator(self) -> PPO:
+        if self.kl == "none" and self.kl_estimator is not None:
+            raise ValueError(f"kl_estimator: {self.kl_estimator} has nothing to estimate with kl: none; set it to null")
+        if self.kl == "loss" and self.kl_estimator == "k1":
+            raise ValueError("kl_estimator: k1 has no gradient on average, so it cannot be used with kl: loss; set k2, k3 or null")
+        return self
+
+    @property
+    def estimator(self) -> str:
+        """Of the divergence from the reference: k1 in the reward and k3 in the loss, unless `kl_estimator` says otherwise."""
+        return self.kl_estimator or ("k3" if self.kl == "loss" else "k1")
 
 
 class Control(Section):

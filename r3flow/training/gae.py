@@ -36,8 +36,11 @@ def whiten(values: torch.Tensor, epsilon: float = 1e-8) -> torch.Tensor:
     return (values - values.mean()) / (values.std(correction=0) + epsilon)
 
 
-def group_advantages(returns: torch.Tensor, groups: torch.Tensor, epsilon: float = 1e-6) -> tuple[torch.Tensor, torch.Tensor]:
-    """GRPO (Shao et al. 2024, section 4.1.2): each trajectory's return against its group's mean and deviation.
+def group_advantages(
+    returns: torch.Tensor, groups: torch.Tensor, *, leave_one_out: bool = False, scale: bool = True, epsilon: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each trajectory's return against its group's: the mean, divided by the deviation (GRPO, Shao et al. 2024, section 4.1.2); without
+    `scale` the mean alone (Liu et al. 2025); with `leave_one_out` the mean of the others alone (RLOO, Ahmadian et al. 2024, equation 8).
 
     `returns`, `groups` (B,); a group is named by any whole number. Returns (advantages (B,), whether the group has another member (B,)):
     a trajectory that is alone has nothing to be compared with and must not be learned from.
@@ -47,7 +50,13 @@ def group_advantages(returns: torch.Tensor, groups: torch.Tensor, epsilon: float
     names, inverse, counts = torch.unique(groups, return_inverse=True, return_counts=True)
     sums = torch.zeros(len(names), dtype=returns.dtype).index_add_(0, inverse, returns)
     centred = returns - (sums / counts)[inverse]
+    compared = (counts > 1)[inverse]
+    if leave_one_out:
+        # a return less the mean of the others is its distance from the whole group's mean, times n / (n - 1)
+        return (centred * (counts / (counts - 1).clamp(min=1))[inverse]).to(given), compared
+    if not scale:
+        return centred.to(given), compared
     squares = torch.zeros(len(names), dtype=returns.dtype).index_add_(0, inverse, centred.square())
     # as TRL and the paper's code have it: the deviation of a sample
     deviation = (squares / (counts - 1).clamp(min=1)).sqrt()
-    return (centred / (deviation[inverse] + epsilon)).to(given), (counts > 1)[inverse]
+    return (centred / (deviation[inverse] + epsilon)).to(given), compared

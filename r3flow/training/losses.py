@@ -1,6 +1,11 @@
-"""The losses of PPO and GRPO as pure functions over learned tokens: every argument is (M,), one entry a token, nothing is masked here."""
+"""The losses of PPO and GRPO as pure functions over learned tokens: every argument is (M,), one entry a token, nothing is masked here.
+
+`k1`, `k2` and `k3` are Schulman's estimators ("Approximating KL divergence", 2020), from tokens that the policy sampled.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -32,11 +37,23 @@ def value_loss(values: torch.Tensor, old_values: torch.Tensor, returns: torch.Te
 
 
 def k1(log_probs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Estimator k1 of KL(policy || reference), (M,): the log ratio. Unbiased; used in the reward, where no gradient passes."""
+    """Estimator k1 of KL(policy || reference), (M,): the log ratio. Unbiased; for the reward, where no gradient passes: in the
+    loss its gradient is zero on average.
+    """
     return log_probs - reference
 
 
+def k2(log_probs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Estimator k2 of KL(policy || reference), (M,): half the square of the log ratio. A little biased; the gradient of its mean is that
+    of the divergence itself, which k3's is not.
+    """
+    return 0.5 * (log_probs - reference).square()
+
+
 def k3(log_probs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Estimator k3 of KL(policy || reference), (M,): never negative, small variance; used in the loss."""
+    """Estimator k3 of KL(policy || reference), (M,): unbiased, never negative, small variance."""
     ratio = reference - log_probs
     return ratio.exp() - ratio - 1
+
+
+ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}

@@ -17,7 +17,7 @@ class PPOTrainer(SearchRolloutTrainer):
         settings = self.settings
         rewards = batch.rewards
         if settings.kl == "reward":
-            rewards = rewards - settings.kl_coefficient * losses.k1(batch.old, batch.reference)
+            rewards = rewards - settings.kl_coefficient * self.kl_estimate(batch.old, batch.reference)
         cut = batch.step_end if settings.credit == "step" else torch.zeros_like(batch.step_end)
         mask = batch.padded(torch.ones_like(batch.step_end))
         advantages, returns = gae(

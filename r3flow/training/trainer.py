@@ -75,6 +75,7 @@ class SearchRolloutTrainer(GRPOTrainer):
         self.sums = Sums()
         self.batch: Batch | None = None
         self.plan: list[list[int]] = []
+        self.kl_estimate = losses.ESTIMATORS[settings.estimator]
         self.minibatches = settings.prompts * settings.group // settings.minibatch
         self.updates = settings.epochs * self.minibatches
         """Optimizer steps an iteration."""
@@ -148,7 +149,7 @@ class SearchRolloutTrainer(GRPOTrainer):
         policy = losses.clipped_policy_loss(new, old, advantages, settings.clip)
         loss = policy.sum()
         if settings.kl == "loss":
-            loss = loss + settings.kl_coefficient * losses.k3(new, self._of(batch.reference, chunk, new)).sum()
+            loss = loss + settings.kl_coefficient * self.kl_estimate(new, self._of(batch.reference, chunk, new)).sum()
         if settings.entropy_coefficient != 0:
             entropy = losses.token_entropy(logits, settings.temperature)
             loss = loss - settings.entropy_coefficient * entropy.sum()

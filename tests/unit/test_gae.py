@@ -144,6 +144,35 @@ def test_log_probs_and_entropy_are_those_of_the_sampling_temperature():
     assert torch.allclose(losses.token_entropy(logits, 0.6), -(probabilities * probabilities.log()).sum(-1), atol=1e-6)
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 3)), min_size=1, max_size=12))
+def test_leave_one_out_and_unscaled_groups_against_a_loop(items):
+    returns, groups = torch.tensor([item[0] for item in items]), torch.tensor([item[1] for item in items])
+    left_out, compared = group_advantages(returns, groups, leave_one_out=True)
+    centred, same = group_advantages(returns, groups, scale=False)
+    assert compared.tolist() == same.tolist()
+    for place, (value, group) in enumerate(items):
+        others = [other for at, (other, name) in enumerate(items) if name == group and at != place]
+        assert bool(compared[place]) == bool(others)
+        if others:
+            assert float(left_out[place]) == pytest.approx(value - sum(others) / len(others), abs=1e-4)
+            assert float(centred[place]) == pytest.approx(value - (sum(others) + value) / (len(others) + 1), abs=1e-4)
+
+
+def test_in_the_loss_k2_has_the_gradient_of_the_divergence_and_k1_none():
+    """The mean over samples of an estimator's gradient, here the exact expectation, against the gradient of the divergence itself."""
+    torch.manual_seed(4)
+    logits, reference = torch.randn(6, requires_grad=True), torch.log_softmax(torch.randn(6), -1)
+    policy = torch.log_softmax(logits, -1)
+    (exact,) = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)
+    found = {}
+    for name, estimate in losses.ESTIMATORS.items():
+        (found[name],) = torch.autograd.grad((policy.detach().exp() * estimate(policy, reference)).sum(), logits, retain_graph=True)
+    assert torch.allclose(found["k2"], exact, atol=1e-5)
+    assert torch.allclose(found["k1"], torch.zeros(6), atol=1e-5)
+    assert not torch.allclose(found["k3"], exact, atol=1e-2)
+
+
 def test_k1_and_k3_estimate_the_same_divergence():
     torch.manual_seed(2)
     policy, reference = (torch.log_softmax(torch.randn(6), -1) for _ in range(2))

@@ -15,6 +15,18 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "params.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("kl", "estimator", "fine"), [("loss", "k1", False), ("loss", "k2", True), ("reward", "k1", True), ("none", "k3", False)]
+)
+def test_an_estimator_of_the_divergence_that_cannot_work_is_refused(kl, estimator, fine):
+    text = Path("params.yaml").read_text().replace("kl: reward ", f"kl: {kl} ").replace("kl_estimator: null", f"kl_estimator: {estimator}")
+    if fine:
+        assert parse(text).ppo.estimator == estimator
+    else:
+        with pytest.raises(ConfigError, match=f"ppo: kl_estimator: {estimator} .*kl: {kl}"):
+            parse(text)
+
+
 @pytest.mark.parametrize("path", [ROOT / "params.yaml", *sorted((ROOT / "params").glob("*.yaml"))], ids=lambda path: path.name)
 def test_every_shipped_profile_validates(path):
     if read(path).prepare.source == "files":
@@ -34,6 +46,9 @@ def test_every_shipped_profile_validates(path):
         ("    corpus: data/example/corpus.jsonl", "", r"key 'prepare.files.corpus' is missing"),
         ("  minibatch: 64", "  minibatch: 50", r"must divide"),
         ("  algorithm: ppo", "  algorithm: grpo", r"group must be 2 or more"),
+        ("  algorithm: ppo", "  algorithm: leave_one_out", r"group must be 2 or more"),
+        ("  group_scale: true", "  group_scale: false", r"group_scale is of algorithm: grpo alone"),
+        ("  kl_estimator: null", "  kl_estimator: k4", r"ppo.kl_estimator"),
         ("  kind: bm25", "  kind: remote", r"retrieval.url is needed"),
         ("  endpoint: simulated", "  endpoint: openai", r"base_url is needed .*deepseek"),
         ("  bootstrap: 2000", "", r"key 'evaluate.bootstrap' is missing"),

@@ -59,11 +59,11 @@ def gradients(trainer, batch, rows):
     return kept["hidden"].grad.abs().sum(-1)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "leave_one_out"])
 @pytest.mark.parametrize("kl", ["reward", "loss"])
 def test_retrieved_tokens_have_exactly_no_gradient_with_the_mask_and_some_without(tmp_path, algorithm, kl):
     """Policy, KL, entropy and value loss alike: the state that predicts a retrieved token gets exactly zero."""
-    group = 2 if algorithm == "grpo" else 1
+    group = 1 if algorithm == "ppo" else 2
     for masked in (True, False):
         trainer, batch, rollouts = ready(
             tmp_path, algorithm=algorithm, kl=kl, kl_coefficient=0.1, group=group, mask_retrieved=masked, critic_warmup_iterations=0
@@ -103,9 +103,12 @@ def test_critic_warmup_keeps_the_value_loss_off_the_trunk(tmp_path):
         assert trainer.critic.head.weight.grad.any()
 
 
-def test_loss_is_the_reference_and_chunks_do_not_change_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("estimator", [None, "k2"])
+def test_loss_is_the_reference_and_chunks_do_not_change_it(tmp_path, monkeypatch, estimator):
     """The whole PPO loss of a minibatch, against a plain forward pass over one sequence after another."""
-    trainer, batch, rollouts = ready(tmp_path, kl="loss", kl_coefficient=0.3, temperature=0.7, value_clip=0.2, value_coefficient=0.5)
+    trainer, batch, rollouts = ready(
+        tmp_path, kl="loss", kl_estimator=estimator, kl_coefficient=0.3, temperature=0.7, value_clip=0.2, value_coefficient=0.5
+    )
     batch.values = batch.values + 0.2 * torch.randn(batch.values.shape, generator=torch.Generator().manual_seed(3))
     wanted, settings = 0.0, trainer.settings
     for row, rollout in enumerate(rollouts):
@@ -122,7 +125,8 @@ def test_loss_is_the_reference_and_chunks_do_not_change_it(tmp_path, monkeypatch
             advantage, old = batch.advantages[flat], torch.tensor(rollout.logprobs[place])
             ratio = (new - old).exp()
             wanted -= float(torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).detach())
-            wanted += 0.3 * float(((reference - new).exp() - (reference - new) - 1).detach())
+            apart = reference - new
+            wanted += 0.3 * float((apart.exp() - apart - 1 if estimator is None else apart**2 / 2).detach())
             wanted += 0.01 * float((log_probs[state].exp() * log_probs[state]).sum().detach())
             wanted += 0.5 * float(losses.value_loss(values[state], batch.values[flat], batch.returns[flat], 0.2))
             flat += 1
@@ -180,6 +184,26 @@ def test_too_many_unknown_rewards_stop_the_stage(tmp_path, lost, limit):
     with pytest.raises(TooManyUnknownError, match=f"{lost} of 32 rewards are unknown in iteration 2"):
         trainer.train()
     assert (tmp_path / "checkpoint-4" / "complete.json").exists()  # iteration 1 is kept
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "leave_one_out"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_chosen_estimator_of_the_divergence_is_what_the_reward_pays(tmp_path, algorithm, estimator):
+    changes = {"algorithm": algorithm, "group": 1 if algorithm == "ppo" else 2, "kl": "reward", "kl_estimator": estimator}
+    trainer, batch, _ = ready(tmp_path, kl_coefficient=0.5, gamma=1.0, lam=1.0, **changes)
+    ratio = batch.old - batch.reference
+    wanted = {"k1": ratio, "k2": ratio**2 / 2, "k3": (-ratio).exp() + ratio - 1}[estimator]
+    paid = torch.stack([part.sum() for part in (batch.rewards - 0.5 * wanted).split(batch.counts)])
+    if algorithm == "ppo":
+        starts = [sum(batch.counts[:row]) for row in range(len(batch.counts))]
+        assert torch.allclose(batch.returns[starts], paid, atol=1e-4)
+        return
+    for row, start in enumerate(sum(batch.counts[:row]) for row in range(len(batch.counts))):
+        mates = [other for other in range(len(batch.counts)) if batch.groups[other] == batch.groups[row] and other != row]
+        left = float(paid[row] - paid[mates].mean())
+        if algorithm == "grpo":
+            left = left / 2 / (float(paid[[row, *mates]].std()) + 1e-6)
+        assert float(batch.advantages[start]) == pytest.approx(left, abs=1e-3)
 
 
 def test_a_group_left_alone_by_unknown_rewards_is_not_learned_from(tmp_path):
