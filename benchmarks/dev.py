@@ -42,7 +42,7 @@ def main() -> None:
     results = [Result(rollout.trajectory, sum(rollout.mask)) for rollout in rollouts]
     if out:
         write_results(out, results)
-    summary = summarise(results, resamples=params.evaluate.bootstrap, seed=params.seed, judged=False)
+    summary = summarise(results, resamples=params.evaluate.bootstrap, seed=params.seed, judged=False, max_steps=params.protocol.max_steps)
     shown = {name: summary[name] for name in ("n", "em", "em_ci95", "searches", "tokens", "gold_recall", "format_valid")}
     groups = {**summary["by_type"], **{f"{hops} hops": part for hops, part in summary["by_hops"].items()}}
     print(json.dumps({"policy": str(arguments.policy), **shown, "by": {name: part["em"] for name, part in groups.items()}}))

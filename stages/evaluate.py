@@ -26,7 +26,7 @@ def body(stage: StageRun) -> None:
                 results = judge_all(Judge(client), results)
             finally:
                 stage.costs(client.counts.costs("judge"))
-    summary = summarise(results, resamples=settings.bootstrap, seed=params.seed, judged=settings.judge)
+    summary = summarise(results, resamples=settings.bootstrap, seed=params.seed, judged=settings.judge, max_steps=params.protocol.max_steps)
     write_results(f"data/evaluation/{stage.system}.jsonl", results)
     write_json(f"metrics/evaluate/{stage.system}.json", summary)
 

@@ -17,8 +17,10 @@ UNTYPED = "untyped"
 """The name under which questions without a `type` are counted."""
 
 
-def summarise(results: Sequence[Result], *, resamples: int, seed: int, judged: bool) -> dict[str, Any]:
-    """The object of one system, with `by_type` and, where known, `by_hops`. Raises DataError without results."""
+def summarise(results: Sequence[Result], *, resamples: int, seed: int, judged: bool, max_steps: int) -> dict[str, Any]:
+    """The object of one system, with `by_type`, where known `by_hops`, and `by_budget` up to `max_steps`. Raises DataError without
+    results.
+    """
     if not results:
         raise DataError("evaluate: no question was answered, so there is nothing to measure; look at evaluate.questions and the test split")
 
@@ -29,7 +31,21 @@ def summarise(results: Sequence[Result], *, resamples: int, seed: int, judged: b
     summary["by_type"] = _grouped(results, lambda result: result.trajectory.question.type or UNTYPED, part)
     hops = [result for result in results if result.trajectory.question.hops is not None]
     summary["by_hops"] = _grouped(hops, lambda result: str(result.trajectory.question.hops), part)
+    summary["by_budget"] = {str(budget): _at_budget(results, budget, resamples, seed) for budget in range(1, max_steps + 1)}
     return summary
+
+
+def _at_budget(results: Sequence[Result], budget: int, resamples: int, seed: int) -> dict[str, Any]:
+    """What would have come of at most `budget` steps, the answering one included (R3-RAG's T').
+
+    A greedy policy does not know its budget, and its stream only grows: with fewer steps it would have taken the same ones up to there,
+    so one evaluation tells all budgets. Nothing is answered for it where the budget ends: who has not answered has no answer.
+    """
+    in_time = [len(result.trajectory.steps) <= budget for result in results]
+    em = [float(result.em and soon) for result, soon in zip(results, in_time, strict=True)]
+    low, high = interval(em, resamples, seed)
+    answered = [float(result.trajectory.answer is not None and soon) for result, soon in zip(results, in_time, strict=True)]
+    return {"em": _mean(em), "em_ci95": [round(low, PLACES), round(high, PLACES)], "answered": _mean(answered)}
 
 
 def compare(ours: Sequence[Result], theirs: Sequence[Result], *, resamples: int, seed: int) -> dict[str, Any]:

@@ -67,6 +67,7 @@ def build(inputs: Inputs) -> str:
         unknown=sum(inputs.metrics[name]["acc_unknown"] for name in names),
         gaps=_gaps(inputs.metrics),
         groups=_question_groups(inputs.metrics),
+        budgets=table.budgets(inputs.metrics),
         has_curves=any(group["curves"] or group["more"] for group in groups),
         curve_groups=groups,
         teacher=_teacher(inputs),

@@ -89,6 +89,22 @@ def groups_table(systems: Mapping[str, Any], key: str) -> list[str]:
     return align((title, "n", *(label(name) for name in names)), rows)
 
 
+def budgets(systems: Mapping[str, Any]) -> list[str]:
+    """Names of the step budgets that were measured, in order."""
+    return sorted({budget for system in systems.values() for budget in system.get("by_budget", {})}, key=int)
+
+
+def budget_table(systems: Mapping[str, Any]) -> list[str]:
+    """Exact match of each system by the number of steps that it may take; no line where it was not measured."""
+    steps = budgets(systems)
+    rows = [
+        (label(name), *(percent(systems[name]["by_budget"][budget]["em"]) for budget in steps))
+        for name in ordered(systems)
+        if systems[name].get("by_budget")
+    ]
+    return align(("steps", *steps), rows) if rows else []
+
+
 def differences(systems: Mapping[str, Any]) -> list[str]:
     """Paired differences, one line each."""
     rows = [
@@ -114,6 +130,8 @@ def render(systems: Mapping[str, Any]) -> str:
         groups_table(systems, "by_type"),
         ["Exact match by number of hops, % [95% interval]"],
         groups_table(systems, "by_hops"),
+        ["Exact match by step budget, %: with at most so many steps, the answering one included"],
+        budget_table(systems),
         ["Paired differences on the same questions"],
         differences(systems),
     ]

@@ -11,12 +11,12 @@ from r3flow.errors import DataError
 from r3flow.evaluation.metrics import compare, summarise
 from r3flow.evaluation.results import Result, read_results, write_results
 from r3flow.evaluation.systems import choose
-from r3flow.trajectory import Question
+from r3flow.trajectory import Question, Step, Trajectory
 from tests.unit.evaluated import GOLD, OTHER, question, result
 
 
 def summary(results: list[Result], judged: bool = True) -> dict[str, object]:
-    return summarise(results, resamples=200, seed=1, judged=judged)
+    return summarise(results, resamples=200, seed=1, judged=judged, max_steps=3)
 
 
 MIXED = [
@@ -51,7 +51,7 @@ def test_by_type_and_hops_hold_the_same_figures() -> None:
     by_type, by_hops = got["by_type"], got["by_hops"]
     assert {name: part["n"] for name, part in by_type.items()} == {"comparison": 1, "compositional": 5}  # type: ignore[attr-defined]
     assert {name: part["n"] for name, part in by_hops.items()} == {"2": 5, "3": 1}  # type: ignore[attr-defined]
-    assert set(by_type["comparison"]) == set(got) - {"by_type", "by_hops"}  # type: ignore[index]
+    assert set(by_type["comparison"]) == set(got) - {"by_type", "by_hops", "by_budget"}  # type: ignore[index]
     assert by_type["comparison"]["em_ci95"][0] == 0.0  # type: ignore[index]
 
 
@@ -110,3 +110,23 @@ def test_every_system_gets_the_same_questions_at_random() -> None:
     assert choose(pool, 99, 1) == pool
     with pytest.raises(DataError, match="holds no question"):
         choose(list[Question](), 10, 1)
+
+
+def test_a_budget_counts_what_was_answered_within_it():
+    """Steps of the answering ones: 2, 2, 4 right; 2 wrong; one runs out at 3, one is malformed at 2."""
+
+    def longer(number: int, searches: int) -> Result:
+        step = Step(1, "Go on.", query="film")
+        steps = (*(step,) * searches, Step(searches + 1, "It is.", answer="Port Ashel"))
+        return Result(Trajectory(question(number), steps, "answered"), 10)
+
+    ran_out = Result(Trajectory(question(6), (Step(1, "Go on.", query="film"),) * 3, "budget"), 10)
+    found = summarise(
+        [result(1), result(2), longer(3, 3), result(4, "Elsewhere"), result(5, malformed=True), ran_out],
+        resamples=200, seed=1, judged=False, max_steps=5,
+    )  # fmt: skip
+    by_budget = found["by_budget"]
+    assert list(by_budget) == ["1", "2", "3", "4", "5"]
+    assert [by_budget[steps]["em"] for steps in by_budget] == pytest.approx([0, 2 / 6, 2 / 6, 3 / 6, 3 / 6], abs=1e-6)
+    assert [by_budget[steps]["answered"] for steps in by_budget] == pytest.approx([0, 3 / 6, 3 / 6, 4 / 6, 4 / 6], abs=1e-6)
+    assert by_budget["5"]["em"] == found["em"] and by_budget["5"]["em_ci95"] == found["em_ci95"]

@@ -39,7 +39,7 @@ FILTERED = {
 
 def inputs(results: dict[str, list[Result]] | None = None, **changes: Any) -> Inputs:
     results = results or {"cold_start": [result(1, "x"), result(2)], "ppo": [result(1), result(2)]}
-    metrics = {name: summarise(items, resamples=200, seed=1, judged=True) for name, items in results.items()}
+    metrics = {name: summarise(items, resamples=200, seed=1, judged=True, max_steps=3) for name, items in results.items()}
     if "cold_start" in results and "ppo" in results:
         metrics["ppo"]["versus"] = {"cold_start": compare(results["ppo"], results["cold_start"], resamples=200, seed=1)}
     given: dict[str, Any] = {
@@ -187,6 +187,12 @@ def test_curves_are_read_strictly_and_drawn_to_scale(tmp_path: Path) -> None:
         read_columns(tmp_path / "none.csv")
 
 
+def test_page_shows_each_system_at_each_step_budget() -> None:
+    cells = re.sub(r"\s+", " ", Page(build(inputs())).text.partition("Step budget")[2])
+    wanted = "Steps123 Cold start 0.00.0–84.250.00.0–100.050.00.0–100.0 PPO 0.00.0–84.2100.015.8–100.0100.015.8–100.0"
+    assert wanted in cells, cells[:400]
+
+
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.2, 17.0), (1e-9, 2e-9), (5.0, 5.0), (0.0, 0.0), (-1e6, 1e6)])
 def test_grid_encloses_the_values(low: float, high: float) -> None:
     grid = nice(low, high, 3)
@@ -199,7 +205,11 @@ def test_table_tells_every_system_type_and_difference(tmp_path: Path, capsys: py
     write_json(path, inputs().metrics)
     assert main([str(path)]) == 0
     text = capsys.readouterr().out
-    rows = {line.split("  ")[1]: line for line in text.splitlines() if line.startswith("  ")}
+    # the first line of that name: the table of all figures
+    rows = {line.split("  ")[1]: line for line in reversed(text.splitlines()) if line.startswith("  ")}
+    at = text.splitlines().index("Exact match by step budget, %: with at most so many steps, the answering one included")
+    budgets = {line.split("  ")[1]: line.split()[-3:] for line in text.splitlines()[at + 4 : at + 6]}
+    assert budgets == {"Cold start": ["0.0", "50.0", "50.0"], "PPO": ["0.0", "100.0", "100.0"]}
     assert re.search(r"50\.0 +\S+ - \S+ +50\.0", rows["Cold start"])
     assert "100.0" in rows["PPO"] and "compositional" in text and "+50.0" in rows["PPO − Cold start"]
     blocks = text.split("\n\n")
