@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from r3flow.llm.rejection import as_read
 from r3flow.protocol import PROTOCOLS, Limits, segments
 from r3flow.protocol.base import CUT, squeeze
 from r3flow.protocol.tags import neutralise
@@ -21,7 +22,13 @@ marks += ["< answer >", "</ SEARCH>", "＜answer＞", "<ans\u200bwer>", "﹤/inf
 line = st.text(st.characters(blacklist_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).map(squeeze).filter(bool)
 plain = line.filter(lambda text: not set("<>{}＜＞﹤﹥") & set(unicodedata.normalize("NFKC", text)))
 hostile = st.lists(st.one_of(line, st.sampled_from([*marks, "\n", "\r\n", " "])), max_size=12).map("".join)
+boxes = st.lists(st.one_of(line, st.sampled_from([*marks, *"{} \t\n", "\u00a0", "  ", r"\boxed{", "a"])), max_size=8).map("".join)
 LIMITS = Limits(200)
+
+
+def hidden(text):
+    """Nothing in it that a reader sees."""
+    return all(unicodedata.category(c) in ("Zs", "Zl", "Zp", "Cc", "Cf") for c in text)
 
 
 def read(text):
@@ -36,6 +43,21 @@ def test_a_rendered_step_parses_back(name, number, analysis, value, asks):
     step = Step(number, analysis, query=value) if asks else Step(number, analysis, answer=value)
     assert protocol.parse(protocol.render_step(step), number) == step
     assert asks <= protocol.render_step(step).endswith(protocol.stops)
+
+
+@pytest.mark.parametrize("name", sorted(PROTOCOLS))
+@given(analysis=boxes, value=boxes, asks=st.booleans())
+def test_what_the_filter_keeps_is_rendered_and_parsed_to_itself(name, analysis, value, asks):
+    protocol = PROTOCOLS[name]
+    step = Step(1, analysis, query=value) if asks else Step(1, analysis, answer=value)
+    kept = as_read(Trajectory(Question("q", "Q?", ("a",)), (step,), "budget" if asks else "answered"), protocol)
+    if kept is None:
+        # an independent reading of what no protocol need refuse
+        assert not squeeze(analysis) or not squeeze(value) or set("<>{}\n\r:\\") & set(analysis + value) or hidden(value)
+    else:
+        (read,) = kept.steps
+        assert protocol.parse(protocol.render_step(read), 1) == read
+        assert squeeze(read.query or read.answer) == squeeze(value) and squeeze(read.analysis) == squeeze(analysis)
 
 
 @pytest.mark.parametrize("name", TAGS)
