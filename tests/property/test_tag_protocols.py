@@ -17,18 +17,20 @@ TAGS = ["search_r1", "research"]
 NAMES = ("think", "search", "information", "result", "answer")
 FORGED = re.compile(rf"<\s*/?\s*({'|'.join(NAMES)})\s*>")
 """An independent reader's idea of a tag, in normalised lower-case text."""
-marks = [f"<{slash}{name}>" for name in NAMES for slash in ("", "/")]
-marks += ["< answer >", "</ SEARCH>", "＜answer＞", "<ans\u200bwer>", "﹤/information﹥", "<th\u0301ink>", "<", "</", ">"]
-line = st.text(st.characters(blacklist_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).map(squeeze).filter(bool)
-plain = line.filter(lambda text: not set("<>{}＜＞﹤﹥") & set(unicodedata.normalize("NFKC", text)))
-hostile = st.lists(st.one_of(line, st.sampled_from([*marks, "\n", "\r\n", " "])), max_size=12).map("".join)
-boxes = st.lists(st.one_of(line, st.sampled_from([*marks, *"{} \t\n", "\u00a0", "  ", r"\boxed{", "a"])), max_size=8).map("".join)
-LIMITS = Limits(200)
 
 
 def hidden(text):
     """Nothing in it that a reader sees."""
     return all(unicodedata.category(c) in ("Zs", "Zl", "Zp", "Cc", "Cf") for c in text)
+
+
+marks = [f"<{slash}{name}>" for name in NAMES for slash in ("", "/")]
+marks += ["< answer >", "</ SEARCH>", "＜answer＞", "<ans\u200bwer>", "﹤/information﹥", "<th\u0301ink>", "<", "</", ">"]
+line = st.text(st.characters(blacklist_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).map(squeeze).filter(lambda text: not hidden(text))
+plain = line.filter(lambda text: not set("<>{}＜＞﹤﹥") & set(unicodedata.normalize("NFKC", text)))
+hostile = st.lists(st.one_of(line, st.sampled_from([*marks, "\n", "\r\n", " "])), max_size=12).map("".join)
+boxes = st.lists(st.one_of(line, st.sampled_from([*marks, *"{} \t\n", "\u00a0", "  ", r"\boxed{", "a"])), max_size=8).map("".join)
+LIMITS = Limits(200)
 
 
 def read(text):
@@ -129,6 +131,9 @@ def test_what_a_turn_says(name, text, query, answer, tidy):
         ("search_r1", f"{THINK}<search> who </answer>", "neither"),
         ("search_r1", f"{THINK}<search>  </search>", "empty"),
         ("search_r1", f"{THINK}<answer></answer>", "empty"),
+        ("search_r1", f"{THINK}<answer>\u200b</answer>", "empty"),
+        ("search_r1", f"{THINK}<search> \u2060\u00a0\ufeff </search>", "empty"),
+        ("research", THINK + "<answer> \\boxed{\u200b \u200d} </answer>", "empty"),
         ("search_r1", f"{THINK}<search> a <think> b </search>", "inside of <search>"),
         # an invented documents block, before an answer that leans on it
         ("search_r1", f"{THINK}<information>Doc 1: Rome</information><answer> Rome </answer>", "block of its own"),
@@ -141,6 +146,16 @@ def test_what_a_turn_says(name, text, query, answer, tidy):
 def test_what_is_no_step(name, text, reason):
     step = PROTOCOLS[name].parse(text, 3)
     assert isinstance(step, InvalidStep) and reason in step.reason and step.raw == text
+
+
+def test_the_word_about_a_bad_turn_names_the_tags_and_the_form_of_the_answer():
+    bad = {name: PROTOCOLS[name].parse(f"{THINK}<answer> </answer>", 1) for name in TAGS}
+    words = {name: PROTOCOLS[name].feedback(step) for name, step in bad.items()}
+    for word in words.values():
+        assert "<search> and </search>" in word and "<answer> and </answer>" in word
+    assert r"<answer> and </answer>, in the form \boxed{answer}," in words["research"] and "boxed" not in words["search_r1"]
+    # what the feedback asks for is what the protocol then reads
+    assert PROTOCOLS["research"].parse(THINK + r"<answer> \boxed{answer} </answer>", 1) == Step(1, "I know.", answer="answer")
 
 
 @pytest.mark.parametrize("name", TAGS)
