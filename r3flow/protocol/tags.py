@@ -43,6 +43,7 @@ def neutralise(text: str) -> str:
 class Tags(StepProtocol):
     """What `search_r1` and `research` share."""
 
+    tolerant = True
     block: ClassVar[str]
     """The tag around retrieved documents."""
     form: ClassVar[str] = ""
