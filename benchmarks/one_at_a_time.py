@@ -6,12 +6,14 @@ allows and no code of the papers does: one cache for all steps and a bare forwar
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
 from r3flow.environment import Environment
+from r3flow.errors import ConfigError
 from r3flow.llm.judge import Judge, RelevanceItem, VerdictItem
 from r3flow.matching import exact_match
 from r3flow.params import ProtocolParams
@@ -31,9 +33,12 @@ def rollout_single(
     *,
     keep_cache: bool = False,
 ) -> tuple[list[int], Trajectory]:
-    """Greedy; (completion ids, trajectory). With a judge each search is judged before the next step, and the answer at the end."""
+    """Greedy; (completion ids, trajectory). With a judge each search is judged before the next step, and the answer at the end.
+
+    Raises ConfigError for a setting that only the batched rollouts know.
+    """
+    _check(params)
     protocol = PROTOCOLS[params.name]
-    assert not protocol.stops, "one step is one `generate`, which ends with end-of-text"
     text = TokenStream(tokenizer, protocol, params)
     prompt = text.prompt_ids(question.question)
     write = _Kept(model, text.eos) if keep_cache else _Generate(model, text.eos)
@@ -70,6 +75,17 @@ def rollout_single(
     if judge is not None and answer is not None and not exact_match(answer, question.answers):
         judge.verdict([VerdictItem(question.question, question.answers, answer)])
     return stream[len(prompt) :], trajectory
+
+
+def _check(params: ProtocolParams) -> None:
+    """Two loops that do not do the same cannot be compared."""
+    if PROTOCOLS[params.name].stops:
+        raise ConfigError(f"protocol.name: {params.name} ends turns with tags; one question at a time is measured with name: r3rag alone")
+    known = {"repeat_passages": True, "max_passages": None, "on_invalid": "stop", "search_at_limit": False}
+    for key, value in known.items():
+        if (given := getattr(params, key)) != value:
+            shown, wanted = (json.dumps(item).strip('"') for item in (given, value))
+            raise ConfigError(f"protocol.{key}: {shown} is not known to the loop of one question at a time; set {wanted} to measure it")
 
 
 class _Generate:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from r3flow.chat import ChatFrame, chat_frame
 from r3flow.environment import limits_of
@@ -158,24 +159,36 @@ class TokenStream:
         return Encoded(prompt, completion, mask, ends)
 
 
+_HOLDING: WeakKeyDictionary[Any, dict[tuple[int, frozenset[str]], frozenset[int]]] = WeakKeyDictionary()
+"""For a tokenizer that is alive, what `_holding` found, by the size of its vocabulary (tokens may be added) and the characters."""
+
+
+def _text(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _holding(tokenizer: Any, characters: frozenset[str]) -> frozenset[int]:
+    """The tokens whose text holds one of `characters`. A large vocabulary takes a second, and every batch of rollouts asks."""
+    found, key = _HOLDING.setdefault(tokenizer, {}), (len(tokenizer), characters)
+    if key not in found:
+        found[key] = frozenset(token for token in range(len(tokenizer)) if not characters.isdisjoint(_text(tokenizer, [token])))
+    return found[key]
+
+
 class Stops:
     """Tells when a turn has come to one of a protocol's stops, from its ids alone."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
-        """`stops` are ASCII; every token of the vocabulary is looked at once."""
+        """`stops` are ASCII; every token of the vocabulary is looked at once in a tokenizer's life."""
         self._tokenizer, self._stops = tokenizer, tuple(stops)
-        lasts = {stop[-1] for stop in stops}
         # a stop can only be complete after a token that holds its last character
-        self._candidates = {token for token in range(len(tokenizer)) if lasts & set(self._text([token]))} if stops else set()
+        self._candidates = _holding(tokenizer, frozenset(stop[-1] for stop in stops))
         # every token before the last one of a stop holds one character of it at least
         self._reach = max(map(len, stops), default=0)
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def ended(self, ids: Sequence[int]) -> bool:
         """Whether the last token of `ids` completes a stop."""
         if ids[-1] not in self._candidates:
             return False
-        tail = self._text(ids[-self._reach :])
+        tail = _text(self._tokenizer, ids[-self._reach :])
         return any(stop in tail for stop in self._stops)

@@ -21,10 +21,15 @@ def _unseen(character: str) -> bool:
     return unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf")
 
 
+def unseen(text: str) -> bool:
+    """Whether `text` holds nothing that a reader sees; true of an empty one."""
+    return all(map(_unseen, text))
+
+
 def _text(value: Any, field: str, *, empty: bool = False) -> str:
     if not isinstance(value, str):
         raise TypeError(f"field '{field}' must be text, got {type(value).__name__}")
-    if not empty and all(_unseen(character) for character in value):
+    if not empty and unseen(value):
         raise ValueError(f"field '{field}' is empty")
     return value
 

@@ -10,6 +10,7 @@ from r3flow.llm.endpoint import connect
 from r3flow.llm.judge import Judge
 from r3flow.retrieval.open import open_retriever
 from r3flow.trajectory import Question
+from r3flow.turns import possible_faults
 from stages._runner import StageRun, run
 
 
@@ -26,7 +27,10 @@ def body(stage: StageRun) -> None:
                 results = judge_all(Judge(client), results)
             finally:
                 stage.costs(client.counts.costs("judge"))
-    summary = summarise(results, resamples=settings.bootstrap, seed=params.seed, judged=settings.judge, max_steps=params.protocol.max_steps)
+    summary = summarise(
+        results, resamples=settings.bootstrap, seed=params.seed, judged=settings.judge, max_steps=params.protocol.max_steps,
+        faults=possible_faults(params.protocol),
+    )  # fmt: skip
     write_results(f"data/evaluation/{stage.system}.jsonl", results)
     write_json(f"metrics/evaluate/{stage.system}.json", summary)
 

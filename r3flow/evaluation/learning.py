@@ -22,6 +22,8 @@ TITLES = {
     "reward_format": "Format reward",
     "answer_rate": "Share that answers",
     "malformed_rate": "Share malformed",
+    "invalid_turns": "Turns a question that were no step",
+    "untidy_turns": "Untidy turns a question",
     "entropy": "Entropy a token",
     "approx_kl": "Approximate KL of an update",
     "clip_fraction": "Clipped share of tokens",

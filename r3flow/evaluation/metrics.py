@@ -9,6 +9,7 @@ from typing import Any
 from r3flow.errors import DataError
 from r3flow.evaluation.bootstrap import difference, interval
 from r3flow.evaluation.results import Result
+from r3flow.turns import faulty_turns
 
 PLACES = 6
 """Decimals in metrics files: far below any difference of interest, and safe from the last bit of a floating-point sum."""
@@ -17,15 +18,19 @@ UNTYPED = "untyped"
 """The name under which questions without a `type` are counted."""
 
 
-def summarise(results: Sequence[Result], *, resamples: int, seed: int, judged: bool, max_steps: int) -> dict[str, Any]:
+def summarise(
+    results: Sequence[Result], *, resamples: int, seed: int, judged: bool, max_steps: int, faults: Sequence[str] = ()
+) -> dict[str, Any]:
     """The object of one system, with `by_type`, where known `by_hops`, and `by_budget` up to `max_steps`. Raises DataError without
     results.
+
+    `faults` are the kinds of turns that are counted beside `format_valid`, which asks whether every turn was a step (see `r3flow.turns`).
     """
     if not results:
         raise DataError("evaluate: no question was answered, so there is nothing to measure; look at evaluate.questions and the test split")
 
     def part(chosen: Sequence[Result]) -> dict[str, Any]:
-        return _figures(chosen, resamples, seed, judged)
+        return {**_figures(chosen, resamples, seed, judged), **_faults(chosen, faults)}
 
     summary = part(results)
     summary["by_type"] = _grouped(results, lambda result: result.trajectory.question.type or UNTYPED, part)
@@ -95,6 +100,11 @@ def _figures(results: Sequence[Result], resamples: int, seed: int, judged: bool)
         "tokens_per_right": round(tokens / right, PLACES) if right else None,
         "gold_recall": _mean(recalls) if recalls else None,
     }
+
+
+def _faults(results: Sequence[Result], names: Sequence[str]) -> dict[str, float]:
+    found = faulty_turns([result.trajectory for result in results], names)
+    return {name: round(value, PLACES) for name, value in found.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from r3flow.errors import DataError, EndpointError
 from r3flow.llm.judge import Judge, VerdictItem
 from r3flow.llm.teacher import Attempt
-from r3flow.protocol.base import StepProtocol
-from r3flow.trajectory import Question, Step, Trajectory
+from r3flow.protocol.base import StepProtocol, squeeze
+from r3flow.trajectory import InvalidStep, Question, Step, Trajectory
 
 Fate = Literal["match", "judge", "wrong", "unclear", "no_answer", "malformed"]
 """What became of an attempt. match, judge: right, and who says so. unclear: the judge's reply could not be read."""
@@ -28,7 +28,7 @@ CHUNK = 512
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """A question's attempts with their fates (in the order of the attempts), and the accepted one."""
+    """A question's attempts with their fates (in the order of the attempts), and the accepted one as the protocol reads it back."""
 
     question: Question
     fates: tuple[Fate, ...]
@@ -59,22 +59,38 @@ def sift(attempts: Iterable[Attempt], protocol: StepProtocol, judge: Judge | Non
         if judge is not None:
             _ask(judge, chunk, fates)
         for group, fate in zip(chunk, fates, strict=True):
-            yield _decide(group, fate)
+            yield _decide(group, fate, protocol)
 
 
-def well_formed(trajectory: Trajectory, protocol: StepProtocol) -> bool:
-    """Whether every step is one that `protocol` reads back as it is, numbered 1, 2, ..., a query each but for the last."""
+def as_read(trajectory: Trajectory, protocol: StepProtocol) -> Trajectory | None:
+    """`trajectory` as `protocol` reads it back; None if that says anything else than the steps do, blanks apart.
+
+    Steps are numbered 1, 2, ..., with a query each but for the last. What comes back is rendered and parsed to itself. Blanks are those of
+    the protocol's own text: tags hold a query on one line with single spaces. An answer that the protocol cannot hold is none: in
+    `research` one with a brace that has no partner or with a box of its own, since the published form knows no escape.
+    """
+    steps: list[Step | InvalidStep] = []
     for number, step in enumerate(trajectory.steps, 1):
         if not isinstance(step, Step) or (step.answer is not None and number < len(trajectory.steps)):
-            return False
-        if protocol.parse(protocol.render_step(step), number) != replace(step, hits=()):
-            return False
-    return True
+            return None
+        read = protocol.parse(protocol.render_step(step), number)
+        if not isinstance(read, Step) or _without_blanks(read) != _without_blanks(step):
+            return None
+        if protocol.parse(protocol.render_step(read), number) != read:
+            return None
+        steps.append(replace(read, hits=step.hits))
+    return replace(trajectory, steps=tuple(steps))
+
+
+def _without_blanks(step: Step) -> Step:
+    """`step` as one that differs from it in blanks (and hits) alone."""
+    query, answer = (None if value is None else squeeze(value) for value in (step.query, step.answer))
+    return replace(step, analysis=squeeze(step.analysis), query=query, answer=answer, hits=())
 
 
 def _first_look(attempt: Attempt, protocol: StepProtocol) -> Fate:
     trajectory = attempt.trajectory
-    if trajectory.finish == "malformed" or not well_formed(trajectory, protocol):
+    if trajectory.finish == "malformed" or as_read(trajectory, protocol) is None:
         return "malformed"
     if trajectory.answer is None:
         return "no_answer"
@@ -101,11 +117,11 @@ def _ask(judge: Judge, groups: Sequence[Sequence[Attempt]], fates: Sequence[list
         fates[row][column] = "unclear" if verdict is None else "judge" if verdict else "wrong"
 
 
-def _decide(group: Sequence[Attempt], fates: Sequence[Fate]) -> Sifted:
+def _decide(group: Sequence[Attempt], fates: Sequence[Fate], protocol: StepProtocol) -> Sifted:
     question = group[0].trajectory.question
     for right in _RIGHT:
         if right in fates:
-            return Sifted(question, tuple(fates), group[fates.index(right)].trajectory)
+            return Sifted(question, tuple(fates), as_read(group[fates.index(right)].trajectory, protocol))
     return Sifted(question, tuple(fates), None)
 
 

@@ -383,6 +383,11 @@ class Params(Section):
     def _together(self) -> Params:
         if self.retrieval.kind == "remote" and not self.retrieval.url:
             raise ValueError("retrieval.url is needed with retrieval.kind: remote")
+        if self.protocol.search_at_limit and (not self.reward.pays_process or self.reward.process == "none"):
+            raise ValueError(
+                f"protocol.search_at_limit: true searches for the process reward alone, and reward.preset: {self.reward.preset} with "
+                f"reward.process: {self.reward.process} pays none; set protocol.search_at_limit: false"
+            )
         if self.prepare.source == "files":
             for who in ("teacher", "judge"):
                 if getattr(self, who).endpoint == "simulated" and (who == "teacher" or self.judge_needed):

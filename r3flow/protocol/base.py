@@ -62,6 +62,8 @@ class StepProtocol(ABC):
     name: ClassVar[str]
     stops: ClassVar[tuple[str, ...]] = ()
     """ASCII texts that end a policy turn as soon as the policy has written one. Any other turn ends with end-of-text."""
+    tolerant: ClassVar[bool] = False
+    """Whether a turn with text outside of the protocol's parts is a step all the same, if not a tidy one."""
 
     @abstractmethod
     def quoted(self, question: str) -> str:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 
 from r3flow.protocol.base import CUT, Block, Limits, StepProtocol, find_marks, one_line, squeeze
-from r3flow.trajectory import InvalidStep, Passage, Step
+from r3flow.trajectory import InvalidStep, Passage, Step, unseen
 
 QUESTION, ANALYSIS = "The question:", "The problem analysis:"
 QUERY, DOCUMENTS, ANSWER = "The retrieval query:", "The retrieval documents:", "The final answer:"
@@ -102,7 +102,7 @@ class R3RAG(StepProtocol):
         if next(iter(fields)) != ANALYSIS:
             return "puts the analysis last", None
         value = fields.get(QUERY, fields.get(ANSWER, ""))
-        if not value:
+        if unseen(value):
             return "has an empty query or answer", None
         if "\n" in value:
             return "has a query or answer of several lines", None

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from r3flow.protocol.base import CUT, Block, Limits, StepProtocol, find_marks, one_line, squeeze
-from r3flow.trajectory import InvalidStep, Passage, Step
+from r3flow.trajectory import InvalidStep, Passage, Step, unseen
 
 _NAMES = "think|search|information|result|answer"
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
@@ -41,9 +41,13 @@ def neutralise(text: str) -> str:
 
 
 class Tags(StepProtocol):
-    """What `search_r1` and `research` share. `block` is the tag around retrieved documents."""
+    """What `search_r1` and `research` share."""
 
+    tolerant = True
     block: ClassVar[str]
+    """The tag around retrieved documents."""
+    form: ClassVar[str] = ""
+    """What the policy is told of the answer's form, behind the words that name its tags."""
 
     @abstractmethod
     def _wrap(self, answer: str) -> str:
@@ -80,8 +84,8 @@ class Tags(StepProtocol):
 
     def feedback(self, step: InvalidStep) -> str:
         return (
-            f"\nThis turn {step.reason}. Write a query between <search> and </search>, or the answer between <answer> and </answer>, "
-            "and try again.\n"
+            f"\nThis turn {step.reason}. Write a query between <search> and </search>, or the answer between <answer> and "
+            f"</answer>{self.form}, and try again.\n"
         )
 
     def parse(self, text: str, number: int, *, complete: bool = True) -> Step | InvalidStep:
@@ -103,7 +107,7 @@ class Tags(StepProtocol):
         value = squeeze(inside) if tag == "search" else self._unwrap(inside)
         if value is None:
             return "holds an answer that is not in the form asked for", None
-        if not value:
+        if unseen(value):
             return "holds an empty query or answer", None
         thought = _THOUGHT.fullmatch(before)
         tidy = thought is not None and not _TAG.search(thought.group(1)) and not after.strip()
@@ -140,6 +144,7 @@ class ReSearch(Tags):
     name = "research"
     stops = ("</search>",)
     block = "result"
+    form = r", in the form \boxed{answer}"
 
     def _wrap(self, answer: str) -> str:
         return rf"\boxed{{{answer}}}"
@@ -159,5 +164,5 @@ class ReSearch(Tags):
         return (
             "Solve the question below step by step. Put your reasoning between <think> and </think>. When a fact is missing, ask for it "
             "with a query between <search> and </search>; what the search engine finds is shown to you between <result> and </result>. At "
-            r"the end give the short final answer between <answer> and </answer>, in the form \boxed{answer}."
+            f"the end give the short final answer between <answer> and </answer>{self.form}."
         )

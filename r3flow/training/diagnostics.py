@@ -13,14 +13,18 @@ import torch
 from r3flow.matching import exact_match
 from r3flow.rewards import RewardBreakdown
 from r3flow.rollout import Rollout
+from r3flow.turns import faulty_turns
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def rollout_metrics(rollouts: Sequence[Rollout], scored: Sequence[RewardBreakdown] = ()) -> dict[str, float]:
-    """Means a rollout: exact match, searches, rates of how it ended, tokens; with `scored`, rewards and parts over the known ones."""
+def rollout_metrics(rollouts: Sequence[Rollout], scored: Sequence[RewardBreakdown] = (), faults: Sequence[str] = ()) -> dict[str, float]:
+    """Means a rollout: exact match, searches, rates of how it ended, tokens, turns with one of `faults` (see `r3flow.turns`).
+
+    With `scored`, rewards and their parts too, over the known ones.
+    """
     trajectories = [rollout.trajectory for rollout in rollouts]
     values = {
         "em": _mean([float(exact_match(item.answer, item.question.answers)) for item in trajectories]),
@@ -29,6 +33,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], scored: Sequence[RewardBreakdow
         "malformed_rate": _mean([float(item.finish == "malformed") for item in trajectories]),
         "tokens": _mean([float(sum(rollout.mask)) for rollout in rollouts]),
         "retrieved_tokens": _mean([float(len(rollout.mask) - sum(rollout.mask)) for rollout in rollouts]),
+        **faulty_turns(trajectories, faults),
     }
     if not scored:
         return values

@@ -21,6 +21,7 @@ from r3flow.training.ppo import PPOTrainer
 from r3flow.training.scoring import Judging, Scorer
 from r3flow.training.trainer import SearchRolloutTrainer
 from r3flow.trajectory import Question
+from r3flow.turns import possible_faults
 
 
 def train_ppo(
@@ -53,7 +54,8 @@ def train_ppo(
     trainer = algorithm(
         model, tokenizer, settings, seed=params.seed, questions=questions, dev_questions=dev_questions[: settings.eval_questions],
         rollouts=rollouts, scores=Scorer(params.reward, judge, retriever=params.retrieval.kind), folder=work_dir / "checkpoints",
-        reporter=reporter, critic=build_critic(settings.critic, model) if settings.algorithm == "ppo" else None,
+        reporter=reporter, faults=possible_faults(params.protocol),
+        critic=build_critic(settings.critic, model) if settings.algorithm == "ppo" else None,
     )  # fmt: skip
     resume_and_train(trainer)
     save_policy(trainer.model, tokenizer, out_dir, trainer.critic)
@@ -77,6 +79,7 @@ def summary(trainer: SearchRolloutTrainer) -> dict[str, Any]:
     row = curve.rows[-1]
     start = curve.rows[0].get("dev_em") if curve.rows[0]["step"] == 0 else None
     shown = ["reward", "reward_outcome", "reward_process", "reward_format", "em", "answer_rate", "malformed_rate", "searches", "tokens"]
+    shown += ["invalid_turns", "untidy_turns"]
     return {
         "algorithm": settings.algorithm,
         "iterations": settings.iterations,

@@ -66,8 +66,9 @@ class SearchRolloutTrainer(GRPOTrainer):
         folder: Path,
         reporter: Reporter,
         critic: Critic | None = None,
+        faults: Sequence[str] = (),
     ) -> None:
-        self.settings, self.run_seed, self.questions, self.dev_questions = settings, seed, questions, dev_questions
+        self.settings, self.run_seed, self.questions, self.dev_questions, self.faults = settings, seed, questions, dev_questions, faults
         self.policy = model
         self.make_rollouts, self.scores, self.reporter, self.critic = rollouts, scores, reporter, critic
         self.folder = folder
@@ -195,7 +196,7 @@ class SearchRolloutTrainer(GRPOTrainer):
         clock.append(time.perf_counter())
         known = [place for place, item in enumerate(scored) if item.known]
         self.sums = Sums()
-        self.curve.begin(rollout_metrics(rollouts, scored))
+        self.curve.begin(rollout_metrics(rollouts, scored, self.faults))
         self._check_known(len(known), len(rollouts), iteration)
         rewards = [[value for value in scored[place].steps if value is not None] for place in known]
         # a group is the prompt's place in the batch: two prompts with one text stay two groups

@@ -40,3 +40,4 @@ def test_from_the_world_to_a_policy(tmp_path: Path, name: str, preset: str, outc
     assert ppo["unknown"] == 0 and ppo["updates"] > 0 and ppo["reward_process"] == 0.0
     # a policy of twenty updates has hardly learned the form: told what was wrong it goes on, else its first turn is its last
     assert (ppo["malformed_rate"] == 0.0) == (invalid == "feedback")
+    assert (ppo.get("invalid_turns", 0.0) > 0.0) == (invalid == "feedback") and "untidy_turns" in ppo

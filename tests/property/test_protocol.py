@@ -1,6 +1,7 @@
 """The r3rag protocol: what is rendered parses back, malformed steps are refused, and retrieved text can forge nothing."""
 
 import re
+import unicodedata
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,8 @@ from r3flow.trajectory import Hit, InvalidStep, Passage, Question, Step, Traject
 
 P = PROTOCOLS["r3rag"]
 HEADINGS = [QUESTION, ANALYSIS, QUERY, DOCUMENTS, ANSWER, "Step 1:", "step 2 :", "The  Final\tanswer:", "THE FINAL ANSWER："]
-line = st.text(st.characters(blacklist_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).map(lambda s: " ".join(s.split())).filter(bool)
+line = st.text(st.characters(blacklist_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).map(lambda s: " ".join(s.split()))
+line = line.filter(lambda s: any(unicodedata.category(c) not in ("Zs", "Cf") for c in s))
 plain = line.filter(lambda s: neutralise(s) == s)
 hostile = st.lists(st.one_of(line, st.sampled_from(HEADINGS), st.sampled_from(["\n", "\r\n", "\u2028", "\x00", " "])), max_size=12).map(
     "".join
@@ -109,3 +111,10 @@ def test_segments_follow_each_other():
 @given(hostile)
 def test_a_question_cannot_open_a_step(text):
     assert not FORGED.search(P.prompt(text)[len(QUESTION) :]) and P.prompt(text).count("\n") == 1
+
+
+@pytest.mark.parametrize("heading", ["The retrieval query:", "The final answer:"])
+@pytest.mark.parametrize("value", ["", " ", "\u200b", "\u2060 \u00a0\ufeff"])
+def test_a_query_or_answer_that_nobody_sees_is_none(heading, value):
+    step = P.parse(f"Step 1:\nThe problem analysis: So.\n{heading} {value}", 1)
+    assert isinstance(step, InvalidStep) and "empty query or answer" in step.reason

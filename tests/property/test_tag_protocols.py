@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from r3flow.llm.rejection import as_read
 from r3flow.protocol import PROTOCOLS, Limits, segments
 from r3flow.protocol.base import CUT, squeeze
 from r3flow.protocol.tags import neutralise
@@ -16,11 +17,19 @@ TAGS = ["search_r1", "research"]
 NAMES = ("think", "search", "information", "result", "answer")
 FORGED = re.compile(rf"<\s*/?\s*({'|'.join(NAMES)})\s*>")
 """An independent reader's idea of a tag, in normalised lower-case text."""
+
+
+def hidden(text):
+    """Nothing in it that a reader sees."""
+    return all(unicodedata.category(c) in ("Zs", "Zl", "Zp", "Cc", "Cf") for c in text)
+
+
 marks = [f"<{slash}{name}>" for name in NAMES for slash in ("", "/")]
 marks += ["< answer >", "</ SEARCH>", "＜answer＞", "<ans\u200bwer>", "﹤/information﹥", "<th\u0301ink>", "<", "</", ">"]
-line = st.text(st.characters(blacklist_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).map(squeeze).filter(bool)
+line = st.text(st.characters(blacklist_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).map(squeeze).filter(lambda text: not hidden(text))
 plain = line.filter(lambda text: not set("<>{}＜＞﹤﹥") & set(unicodedata.normalize("NFKC", text)))
 hostile = st.lists(st.one_of(line, st.sampled_from([*marks, "\n", "\r\n", " "])), max_size=12).map("".join)
+boxes = st.lists(st.one_of(line, st.sampled_from([*marks, *"{} \t\n", "\u00a0", "  ", r"\boxed{", "a"])), max_size=8).map("".join)
 LIMITS = Limits(200)
 
 
@@ -36,6 +45,21 @@ def test_a_rendered_step_parses_back(name, number, analysis, value, asks):
     step = Step(number, analysis, query=value) if asks else Step(number, analysis, answer=value)
     assert protocol.parse(protocol.render_step(step), number) == step
     assert asks <= protocol.render_step(step).endswith(protocol.stops)
+
+
+@pytest.mark.parametrize("name", sorted(PROTOCOLS))
+@given(analysis=boxes, value=boxes, asks=st.booleans())
+def test_what_the_filter_keeps_is_rendered_and_parsed_to_itself(name, analysis, value, asks):
+    protocol = PROTOCOLS[name]
+    step = Step(1, analysis, query=value) if asks else Step(1, analysis, answer=value)
+    kept = as_read(Trajectory(Question("q", "Q?", ("a",)), (step,), "budget" if asks else "answered"), protocol)
+    if kept is None:
+        # an independent reading of what no protocol need refuse
+        assert not squeeze(analysis) or not squeeze(value) or set("<>{}\n\r:\\") & set(analysis + value) or hidden(value)
+    else:
+        (read,) = kept.steps
+        assert protocol.parse(protocol.render_step(read), 1) == read
+        assert squeeze(read.query or read.answer) == squeeze(value) and squeeze(read.analysis) == squeeze(analysis)
 
 
 @pytest.mark.parametrize("name", TAGS)
@@ -107,6 +131,9 @@ def test_what_a_turn_says(name, text, query, answer, tidy):
         ("search_r1", f"{THINK}<search> who </answer>", "neither"),
         ("search_r1", f"{THINK}<search>  </search>", "empty"),
         ("search_r1", f"{THINK}<answer></answer>", "empty"),
+        ("search_r1", f"{THINK}<answer>\u200b</answer>", "empty"),
+        ("search_r1", f"{THINK}<search> \u2060\u00a0\ufeff </search>", "empty"),
+        ("research", THINK + "<answer> \\boxed{\u200b \u200d} </answer>", "empty"),
         ("search_r1", f"{THINK}<search> a <think> b </search>", "inside of <search>"),
         # an invented documents block, before an answer that leans on it
         ("search_r1", f"{THINK}<information>Doc 1: Rome</information><answer> Rome </answer>", "block of its own"),
@@ -119,6 +146,16 @@ def test_what_a_turn_says(name, text, query, answer, tidy):
 def test_what_is_no_step(name, text, reason):
     step = PROTOCOLS[name].parse(text, 3)
     assert isinstance(step, InvalidStep) and reason in step.reason and step.raw == text
+
+
+def test_the_word_about_a_bad_turn_names_the_tags_and_the_form_of_the_answer():
+    bad = {name: PROTOCOLS[name].parse(f"{THINK}<answer> </answer>", 1) for name in TAGS}
+    words = {name: PROTOCOLS[name].feedback(step) for name, step in bad.items()}
+    for word in words.values():
+        assert "<search> and </search>" in word and "<answer> and </answer>" in word
+    assert r"<answer> and </answer>, in the form \boxed{answer}," in words["research"] and "boxed" not in words["search_r1"]
+    # what the feedback asks for is what the protocol then reads
+    assert PROTOCOLS["research"].parse(THINK + r"<answer> \boxed{answer} </answer>", 1) == Step(1, "I know.", answer="answer")
 
 
 @pytest.mark.parametrize("name", TAGS)

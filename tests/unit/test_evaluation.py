@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from r3flow import params as parameters
 from r3flow.errors import DataError
 from r3flow.evaluation.metrics import compare, summarise
 from r3flow.evaluation.results import Result, read_results, write_results
 from r3flow.evaluation.systems import choose
-from r3flow.trajectory import Question, Step, Trajectory
+from r3flow.rollout import Rollout
+from r3flow.training.diagnostics import rollout_metrics
+from r3flow.trajectory import InvalidStep, Question, Step, Trajectory
+from r3flow.turns import possible_faults
 from tests.unit.evaluated import GOLD, OTHER, question, result
 
 
@@ -53,6 +57,33 @@ def test_by_type_and_hops_hold_the_same_figures() -> None:
     assert {name: part["n"] for name, part in by_hops.items()} == {"2": 5, "3": 1}  # type: ignore[attr-defined]
     assert set(by_type["comparison"]) == set(got) - {"by_type", "by_hops", "by_budget"}  # type: ignore[index]
     assert by_type["comparison"]["em_ci95"][0] == 0.0  # type: ignore[index]
+
+
+def test_faults_of_form_are_counted_where_the_params_let_them_happen() -> None:
+    search = Step(1, "So.", query="q", tidy=False)
+    again = InvalidStep(2, "hm", "is no step")
+    trajectories = [
+        Trajectory(question(1), (search, again, again, Step(2, "So.", answer="a")), "answered"),
+        Trajectory(question(2, kind="comparison"), (Step(1, "", answer="a", tidy=False),), "answered"),
+        Trajectory(question(3), (Step(1, "So.", answer="a"),), "answered"),
+    ]
+    protocol = parameters.load("params.yaml").protocol
+    wanted = {"invalid_turns": 2 / 3, "untidy_turns": 2 / 3}
+    for name, on_invalid, names in (
+        ("r3rag", "stop", ()),
+        ("r3rag", "feedback", ("invalid_turns",)),
+        ("research", "stop", ("untidy_turns",)),
+        ("search_r1", "feedback", ("invalid_turns", "untidy_turns")),
+    ):
+        faults = possible_faults(protocol.model_copy(update={"name": name, "on_invalid": on_invalid}))
+        got = summarise([Result(item, 5) for item in trajectories], resamples=200, seed=1, judged=False, max_steps=3, faults=faults)
+        row = rollout_metrics([Rollout(item, [1], [2], [1], [0.0], [0]) for item in trajectories], faults=faults)
+        assert {key: value for key, value in got.items() if key.endswith("_turns")} == {key: round(wanted[key], 6) for key in names}
+        assert {key: value for key, value in row.items() if key.endswith("_turns")} == {key: pytest.approx(wanted[key]) for key in names}
+        if name == "search_r1":
+            assert got["by_type"]["compositional"]["invalid_turns"] == 1.0 and got["by_type"]["comparison"]["invalid_turns"] == 0.0
+    # both are kept, for they say another thing
+    assert got["format_valid"] == pytest.approx(2 / 3, abs=1e-6) and row["malformed_rate"] == 0.0
 
 
 def test_null_where_nothing_is_known() -> None:

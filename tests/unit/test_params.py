@@ -186,6 +186,28 @@ def test_a_preset_takes_the_outcomes_and_process_rewards_that_it_has(preset, out
         Reward(preset=preset, outcome=outcome, process=process)
 
 
+@pytest.mark.parametrize(
+    ("preset", "outcome", "process", "fits"),
+    [
+        ("demo", "match", "judge", True), ("paper", "match", "gold", True), ("code_process", "match", "score", True),
+        ("demo", "match", "none", False), ("code_outcome", "match", "none", False), ("search_r1", "match", "none", False),
+        ("research", "f1", "none", False),
+    ],
+)  # fmt: skip
+def test_a_search_at_the_limit_is_refused_where_nothing_pays_for_it(preset, outcome, process, fits):
+    text = TEXT
+    for key, value in (("preset", preset), ("outcome", outcome), ("process", process)):
+        text, count = re.subn(rf"(?m)^  {key}: \S+", f"  {key}: {value}", text)
+        assert count == 1
+    assert not parse(text).protocol.search_at_limit
+    searching = text.replace("search_at_limit: false", "search_at_limit: true")
+    if fits:
+        assert parse(searching).protocol.search_at_limit
+        return
+    with pytest.raises(ConfigError, match=rf"search_at_limit: true .*preset: {preset} with reward.process: none pays none; set .* false$"):
+        parse(searching)
+
+
 def test_a_plugin_without_its_file_is_refused_before_anything_runs(tmp_path):
     (tmp_path / "plugins" / "deep").mkdir(parents=True)
     path = tmp_path / "params.yaml"

@@ -7,7 +7,7 @@ import pytest
 from r3flow.errors import DataError, EndpointError
 from r3flow.llm import rejection
 from r3flow.llm.judge import Judge
-from r3flow.llm.rejection import Tally, sift, useless_retrievals, well_formed
+from r3flow.llm.rejection import Tally, as_read, sift, useless_retrievals
 from r3flow.llm.teacher import Attempt
 from r3flow.protocol import PROTOCOLS
 from r3flow.simulated.http import Reply
@@ -131,7 +131,37 @@ def test_scattered_attempts_are_refused():
     ],
 )
 def test_steps_that_the_protocol_would_not_read_back_are_not_well_formed(steps):
-    assert not well_formed(Trajectory(Question("q", "Q?", ("a",)), steps, "answered"), R3RAG)
+    assert as_read(Trajectory(Question("q", "Q?", ("a",)), steps, "answered"), R3RAG) is None
+
+
+@pytest.mark.parametrize("name", ["search_r1", "research"])
+def test_blanks_in_a_query_or_answer_make_no_attempt_malformed(name):
+    """The teacher's protocol keeps blanks inside of a query; tags hold it with single spaces."""
+    hits = search(1, "g1").hits
+    steps = (Step(1, "Two\n\nlines.", query="a  query\u00a0with\tblanks", hits=hits), Step(2, "So it is.", answer="New\u00a0 York"))
+    (item,) = sift([attempt("q", 0, *steps, answers=("New York",))], PROTOCOLS[name], None)
+    kept = (Step(1, "Two\n\nlines.", query="a query with blanks", hits=hits), Step(2, "So it is.", answer="New York"))
+    assert item.fates == ("match",)
+    assert item.accepted == Trajectory(item.question, kept, "answered")
+
+
+def test_a_step_with_nothing_to_squeeze_is_kept_to_the_letter():
+    """Under the teacher's own protocol everything that it wrote stays."""
+    steps = (Step(1, "a\u00a0 b", query="a  query\u00a0with blanks"), Step(2, "c  d", answer="x  y"))
+    trajectory = Trajectory(Question("q", "Q?", ("x y",)), steps, "answered")
+    assert as_read(trajectory, R3RAG) == trajectory
+
+
+@pytest.mark.parametrize(
+    ("answer", "stays"),
+    [
+        ("f(x) = {1, {2}}", True), ("a {b", False), ("a} b", False), ("}{", False), (r"\boxed{x}", False), (r"it is \boxed x", True),
+        ("</answer>", False),
+    ],
+)  # fmt: skip
+def test_research_keeps_an_answer_that_its_box_can_hold(answer, stays):
+    trajectory = attempt("q", 0, search(1, "g1"), say(answer)).trajectory
+    assert as_read(trajectory, PROTOCOLS["research"]) == (trajectory if stays else None)
 
 
 def test_a_retrieval_is_useless_if_it_brings_no_new_gold_passage():

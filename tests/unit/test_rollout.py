@@ -305,3 +305,21 @@ def test_batched_rollouts_equal_those_of_one_question_at_a_time(keep_cache: bool
     for question, rollout in zip(QUESTIONS, rollouts, strict=True):
         ids, trajectory = rollout_single(model, tokenizer, environment, question, PARAMS.protocol, keep_cache=keep_cache)
         assert ids == rollout.completion_ids and trajectory == rollout.trajectory
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("name", "search_r1", "name: search_r1 ends turns with tags"),
+        ("name", "research", "name: research ends turns with tags"),
+        ("repeat_passages", False, "repeat_passages: false is not known .* set true"),
+        ("max_passages", 1, "max_passages: 1 is not known .* set null"),
+        ("on_invalid", "feedback", "on_invalid: feedback is not known .* set stop"),
+        ("search_at_limit", True, "search_at_limit: true is not known .* set false"),
+    ],
+)
+def test_one_question_at_a_time_refuses_what_it_does_not_do(key: str, value: object, message: str) -> None:
+    tokenizer = make_tokenizer()
+    settings = PARAMS.protocol.model_copy(update={key: value})
+    with pytest.raises(ConfigError, match=rf"^protocol\.{message}[^\n]*$"):
+        rollout_single(make_model(tokenizer), tokenizer, Environment(Shelf(), PROTOCOL, PARAMS), QUESTIONS[0], settings)

@@ -1,5 +1,7 @@
 """Rollouts of the tag protocols and of what params add to a rollout: stops, feedback, repeated passages, limits, the search at the end."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -205,6 +207,53 @@ def test_stops_are_found_whatever_tokens_spell_them() -> None:
     spelled = tokenizer("h>", add_special_tokens=False)["input_ids"]
     assert len(spelled) == 2 and not stops.ended([*ids, spelled[0]]) and stops.ended([*ids, *spelled])
     assert stops.ended([tokenizer.convert_tokens_to_ids(" </search> and")])
+
+
+class Counting:
+    """Decodes as `tokenizer` does and counts the calls."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.calls = tokenizer, 0
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def decode(self, ids: list[int], **options: Any) -> str:
+        self.calls += 1
+        return str(self.tokenizer.decode(ids, **options))
+
+
+def test_a_vocabulary_is_looked_at_once_and_dies_with_its_tokenizer() -> None:
+    inner = make_tokenizer()
+    one, other = Counting(inner), Counting(inner)
+    size = len(inner)
+    Stops(one, PROTOCOL.stops)
+    first = one.calls
+    assert first == size
+    Stops(one, PROTOCOL.stops)
+    assert one.calls == first  # also for other stops that end alike
+    Stops(one, ("</search>",))
+    assert one.calls == first
+    assert Stops(one, ("!",)).ended([inner.convert_tokens_to_ids("</search>")]) is False and one.calls == 2 * first
+    Stops(other, PROTOCOL.stops)
+    assert other.calls == first
+    # a token that is added later is known
+    inner.add_tokens([AddedToken("</search>!!>", normalized=False)])
+    assert len(inner) == size + 1
+    assert Stops(one, PROTOCOL.stops).ended([inner.convert_tokens_to_ids("</search>!!>")])
+    gone = weakref.ref(one)
+    del one
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_tokenizer_of_the_library_is_not_kept_alive() -> None:
+    tokenizer = make_tokenizer()
+    Stops(tokenizer, PROTOCOL.stops)
+    gone = weakref.ref(tokenizer)
+    del tokenizer
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("limit", [3, 4])
