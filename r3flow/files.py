@@ -17,11 +17,25 @@ T = TypeVar("T")
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")
 """How packed files begin: gzip, zstd, bzip2, xz, zip."""
 
+UNREADABLE = (IsADirectoryError, NotADirectoryError, PermissionError)
+"""What opening a path throws that is there but is no file, stands below a file, or may not be read."""
+
+
+def check_folder_of(path: str | Path) -> None:
+    """Raises DataError if a file stands where a folder on the way to `path` must be."""
+    blocked = next((parent for parent in Path(path).parents if parent.exists() and not parent.is_dir()), None)
+    if blocked is not None:
+        raise DataError(f"{blocked}: is a file, but {path} needs a folder there; move it away and run again")
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; rename it over `path` (file or folder) when the block ends without error."""
+    """Yield a temporary path beside `path`; rename it over `path` (file or folder) when the block ends without error.
+
+    Raises DataError where `path` can have no folder.
+    """
     target = Path(path)
+    check_folder_of(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -48,7 +62,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """Parse a JSON file. Raises DataError that names the file, and the line where the JSON breaks."""
+    """Parse a JSON file. Raises DataError that names the file (also one that cannot be read), and the line where the JSON breaks."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -57,6 +71,8 @@ def read_json(path: str | Path) -> Any:
         raise DataError(f"{path}: not valid UTF-8 (byte {error.start})") from None
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
+    except UNREADABLE as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
@@ -77,7 +93,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
                     yield number, line
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (IsADirectoryError, PermissionError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from r3flow.errors import ConfigError, R3FlowError
-from r3flow.files import read_json, write_json
+from r3flow.files import check_folder_of, read_json, write_json
 from r3flow.params import Params, load
 from r3flow.progress import Reporter
 from r3flow.tracking import journal
@@ -94,6 +94,8 @@ def _execute(name: str, address: str, system: str | None, body: Callable[[StageR
     params = load()
     _use_threads()
     stage = read_stage(address)
+    for out in stage.outs:
+        check_folder_of(out)  # before hours of work that could not be written down
     execution = Execution.current()
     with run_lock(execution), stage_lock(address):
         work = open_work(stage)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r3flow.errors import DataError
+from r3flow.files import UNREADABLE
 
 WIDTH, HEIGHT = 320.0, 150.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 10.0, 10.0, 22.0
@@ -72,6 +73,8 @@ def read_columns(path: str | Path) -> dict[str, list[float | None]]:
         raise DataError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not valid UTF-8 (byte {error.start})") from None
+    except UNREADABLE as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     return columns
 
 

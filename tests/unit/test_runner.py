@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,9 @@ import time
 import psutil
 import pytest
 
+from r3flow.errors import DataError
+from r3flow.evaluation.curves import read_columns
+from r3flow.files import read_json, read_lines, write_json
 from r3flow.params import load
 from r3flow.workdir import Stage
 from stages._runner import narrow
@@ -38,6 +42,26 @@ def test_a_good_run_leaves_outputs_and_a_journal(toy):
     assert events(toy)[-1]["status"] == "FINISHED" and events(toy)[-1]["results"]["metrics/a.json"]["count"] == 3
     assert events(toy)[0]["params"] == {"seed": 3, "report": {"trajectories": 40}}
     assert "a: 3/3  loss 0.33" in done.stderr
+
+
+def test_a_file_where_an_outputs_folder_must_be_is_said_before_the_work(toy):
+    shutil.rmtree(toy / "metrics", ignore_errors=True)
+    (toy / "metrics").write_text("not a folder")
+    done = python(toy, "toy.py", "a")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == "error: metrics: is a file, but metrics/a.json needs a folder there; move it away and run again"
+    assert failure(toy)["kind"] == "data" and not (toy / "a.txt").exists() and (toy / "metrics").read_text() == "not a folder"
+
+
+@pytest.mark.parametrize("read", [read_json, lambda path: list(read_lines(path)), read_columns])
+def test_what_cannot_be_read_is_one_line(tmp_path, read):
+    (tmp_path / "metrics").write_text("not a folder")
+    (tmp_path / "a.json").mkdir()
+    for name, why in (("metrics/a.json", "Not a directory"), ("a.json", "Is a directory")):
+        with pytest.raises(DataError, match=f"{name}: cannot be read: {why}$"):
+            read(tmp_path / name)
+    with pytest.raises(DataError, match=r"metrics: is a file, but .*metrics/deep/a.json needs a folder there"):
+        write_json(tmp_path / "metrics" / "deep" / "a.json", {})
 
 
 @pytest.mark.parametrize(
