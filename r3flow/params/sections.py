@@ -285,6 +285,16 @@ class Reward(Section):
         return None if self.process in _RULES else self.process
 
 
+class Guards(Section):
+    """Limits of the curve's columns that stop the training; None: no limit. See `r3flow.training.guards`."""
+
+    max_kl: Positive | None = None
+    min_entropy: Positive | None = None
+    min_answer_rate: Rate | None = None
+    max_tokens: Positive | None = None
+    patience: Count = 2
+
+
 class PPO(Section):
     algorithm: Literal["ppo", "grpo", "leave_one_out"]
     iterations: Count
@@ -313,6 +323,9 @@ class PPO(Section):
     max_grad_norm: Positive
     mask_retrieved: bool
     max_unknown: Rate
+    guards: Guards = Guards()
+    keep: Literal["last", "best"] = "last"
+    early_stop: Count | None = None
     eval_questions: Whole
     eval_every: Count
     save_every: Count
@@ -335,6 +348,15 @@ class PPO(Section):
             raise ValueError(f"kl_estimator: {self.kl_estimator} has nothing to estimate with kl: none; set it to null")
         if self.kl == "loss" and self.kl_estimator == "k1":
             raise ValueError("kl_estimator: k1 has no gradient on average, so it cannot be used with kl: loss; set k2, k3 or null")
+        return self
+
+    @model_validator(mode="after")
+    def _stops(self) -> PPO:
+        if self.guards.max_kl is not None and self.kl == "none":
+            raise ValueError("guards.max_kl has nothing to look at with kl: none; set it to null, or kl to reward or loss")
+        if self.eval_questions == 0 and (self.keep == "best" or self.early_stop is not None):
+            key = "keep: best" if self.keep == "best" else f"early_stop: {self.early_stop}"
+            raise ValueError(f"{key} goes by the dev score, and eval_questions: 0 evaluates none; set eval_questions to 1 or more")
         return self
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from transformers.utils import logging
 
 from r3flow.environment import Environment
 from r3flow.errors import DataError
+from r3flow.files import replacing
 from r3flow.params import Params
 from r3flow.policy import load_policy
 from r3flow.progress import Reporter
@@ -17,6 +19,7 @@ from r3flow.rollout import Rollout, generate_rollouts
 from r3flow.training.checkpoints import last_whole, save_policy
 from r3flow.training.critic import build_critic
 from r3flow.training.grpo import GroupTrainer
+from r3flow.training.guards import best_row, reason_to_stop
 from r3flow.training.ppo import PPOTrainer
 from r3flow.training.scoring import Judging, Scorer
 from r3flow.training.trainer import SearchRolloutTrainer
@@ -58,7 +61,7 @@ def train_ppo(
         critic=build_critic(settings.critic, model) if settings.algorithm == "ppo" else None,
     )  # fmt: skip
     resume_and_train(trainer)
-    save_policy(trainer.model, tokenizer, out_dir, trainer.critic)
+    write_policy(trainer, out_dir)
     return summary(trainer), trainer.curve.csv()
 
 
@@ -70,21 +73,42 @@ def resume_and_train(trainer: SearchRolloutTrainer) -> None:
         trainer.curve.restore(state)
         if trainer.critic is not None:
             trainer.critic.load(checkpoint / "critic")
+        last = int(trainer.curve.rows[-1]["step"])
+        trainer.stopped = reason_to_stop(trainer.settings, trainer.curve.rows) if last < trainer.settings.iterations else None
+        if trainer.stopped is not None:
+            # killed between its stop and the end: the loop would make another update before it looks
+            trainer._load_from_checkpoint(str(checkpoint))
+            return
     trainer.train(resume_from_checkpoint=None if found is None else str(found[0]))
 
 
+def write_policy(trainer: SearchRolloutTrainer, out_dir: str | Path) -> None:
+    """The last policy, or with `ppo.keep: best` the one with the best dev score, in `out_dir`, whole or not at all."""
+    if trainer.settings.keep == "last":
+        save_policy(trainer.model, trainer.processing_class, out_dir, trainer.critic)
+        return
+    with replacing(out_dir) as folder:
+        shutil.copytree(trainer.best, folder)
+
+
 def summary(trainer: SearchRolloutTrainer) -> dict[str, Any]:
-    """What metrics/ppo.json holds: results only. Values are the last iteration's."""
+    """What metrics/ppo.json holds: results only. Values are the last iteration's. `stopped` stands there where training ended early, and
+    `kept_iteration` with `ppo.keep: best`.
+    """
     curve, settings = trainer.curve, trainer.settings
     row = curve.rows[-1]
     start = curve.rows[0].get("dev_em") if curve.rows[0]["step"] == 0 else None
     shown = ["reward", "reward_outcome", "reward_process", "reward_format", "em", "answer_rate", "malformed_rate", "searches", "tokens"]
     shown += ["invalid_turns", "untidy_turns"]
+    iterations = int(row["step"])
+    best = best_row(curve.rows) if settings.keep == "best" else None
     return {
+        **({} if trainer.stopped is None else {"stopped": trainer.stopped}),
+        **({} if best is None else {"kept_iteration": int(best["step"])}),
         "algorithm": settings.algorithm,
-        "iterations": settings.iterations,
-        "updates": settings.iterations * trainer.updates,
-        "trajectories": settings.iterations * settings.prompts * settings.group,
+        "iterations": iterations,
+        "updates": iterations * trainer.updates,
+        "trajectories": iterations * settings.prompts * settings.group,
         "unknown": curve.counts["unknown"],
         "train_tokens": curve.counts["train_tokens"],
         "dev_em_start": start,

@@ -29,10 +29,11 @@ from r3flow.rewards import RewardBreakdown
 from r3flow.rollout import Rollout
 from r3flow.training import losses
 from r3flow.training.batch import Batch, Chunk
-from r3flow.training.checkpoints import complete
+from r3flow.training.checkpoints import complete, save_policy
 from r3flow.training.critic import Critic
 from r3flow.training.diagnostics import Curve, Sums, rollout_metrics
 from r3flow.training.forward import Positions
+from r3flow.training.guards import best_row, reason_to_stop
 from r3flow.training.plan import build_config, prompt_order, schedule_factor, seed_of
 from r3flow.trajectory import Question, Trajectory
 
@@ -72,6 +73,8 @@ class SearchRolloutTrainer(GRPOTrainer):
         self.policy = model
         self.make_rollouts, self.scores, self.reporter, self.critic = rollouts, scores, reporter, critic
         self.folder = folder
+        self.stopped: str | None = None
+        """Why training ended before its last iteration."""
         self.curve = Curve()
         self.sums = Sums()
         self.batch: Batch | None = None
@@ -253,14 +256,27 @@ class SearchRolloutTrainer(GRPOTrainer):
         if self.dev_questions and (last or iteration % settings.eval_every == 0):
             row["dev_em"] = self.evaluate_dev()
         self.curve.finish(iteration, row)
+        if "dev_em" in row:
+            self.keep_best()
+        self.stopped = None if last else reason_to_stop(settings, self.curve.rows)
         calls = getattr(self.scores, "calls", 0)
         self.reporter.metrics({**row, **self._clock, "judge_calls": float(calls - self.curve.counts["judge_calls"])}, iteration)
         self.curve.counts["judge_calls"] = calls
         dev = self.curve.last("dev_em")
         note = f"reward {row['reward']:.2f} em {row['em']:.2f}" + ("" if dev is None else f" dev {dev:.3f}")
-        self.reporter.progress(iteration, settings.iterations, note)
+        self.reporter.progress(iteration, settings.iterations, note if self.stopped is None else f"{note}; stops: {self.stopped}")
         self.batch = None
-        return last or iteration % settings.save_every == 0
+        return last or self.stopped is not None or iteration % settings.save_every == 0
+
+    @property
+    def best(self) -> Path:
+        """The folder of the best policy so far, with `ppo.keep: best`."""
+        return self.folder / "best"
+
+    def keep_best(self) -> None:
+        """With `ppo.keep: best`, write the policy down if the curve's last row is its best."""
+        if self.settings.keep == "best" and best_row(self.curve.rows) is self.curve.rows[-1]:
+            save_policy(self.policy, self.processing_class, self.best, self.critic)
 
     def evaluate_dev(self) -> float:
         """Exact match of greedy rollouts on the dev questions. Draws from no generator that training uses."""
@@ -287,6 +303,7 @@ class _Iterations(TrainerCallback):
         if state.global_step == 0 and trainer.dev_questions:
             start = {"dev_em": trainer.evaluate_dev()}
             trainer.curve.finish(0, start)
+            trainer.keep_best()
             trainer.reporter.metrics(start, 0)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -300,6 +317,7 @@ class _Iterations(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % self.trainer.updates == 0:
             control.should_save = self.trainer.finish_iteration()
+            control.should_training_stop = control.should_training_stop or self.trainer.stopped is not None
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
