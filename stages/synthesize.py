@@ -42,14 +42,18 @@ def counted(attempts: Iterable[Attempt], counts: Counter[str]) -> Iterator[dict[
 
 
 def summary(questions: int, counts: Counter[str]) -> dict[str, Any]:
-    """What metrics/synthesize.json holds; results only."""
+    """What metrics/synthesize.json holds, and that of `escalate`; results only. Means over no attempt are null."""
+
+    def mean(name: str) -> float | None:
+        return counts[name] / counts["attempts"] if counts["attempts"] else None
+
     return {
         "questions": questions,
         "attempts": counts["attempts"],
         "matched": counts["matched"],
         "finish": {name: counts[f"finish/{name}"] for name in ("answered", "budget", "malformed")},
-        "steps_per_attempt": counts["steps"] / counts["attempts"],
-        "searches_per_attempt": counts["searches"] / counts["attempts"],
+        "steps_per_attempt": mean("steps"),
+        "searches_per_attempt": mean("searches"),
     }
 
 

@@ -17,18 +17,20 @@ from r3flow.errors import ConfigError, EndpointError
 from r3flow.files import digest, file_digest, read_json
 from r3flow.llm.client import ChatClient
 from r3flow.llm.ledger import DEFAULT, Ledger
-from r3flow.params import Endpoint, Params, base_url_host
+from r3flow.params import Endpoint, Params, Simulated, base_url_host
 from r3flow.simulated.mind import REVISION
 
 WORLD = "data/world.json"
 START_S = 60.0
-Role = Literal["teacher", "judge"]
+Role = Literal["teacher", "second_teacher", "judge"]
 
 
 @contextmanager
 def connect(params: Params, role: Role, *, ledger: str | Path = DEFAULT, world: str | Path = WORLD) -> Iterator[ChatClient]:
     """Yield the client of `role`. Raises ConfigError for a missing key or world, EndpointError if the simulated one does not start."""
-    endpoint: Endpoint = getattr(params, role)
+    endpoint: Endpoint | None = getattr(params, role)
+    if endpoint is None:
+        raise ConfigError(f"{role}: is null, so nobody can be asked; describe an endpoint there")
     price = endpoint.price_usd_per_million
     if endpoint.budget_usd is not None and not (price.cached_input or price.input or price.output):
         raise ConfigError(f"{role}.budget_usd needs {role}.price_usd_per_million: at a price of 0 it is never reached")
@@ -53,14 +55,24 @@ def connect(params: Params, role: Role, *, ledger: str | Path = DEFAULT, world: 
 
 
 def simulated_identity(params: Params, role: Role, world: str | Path = WORLD) -> str:
-    """What the simulated endpoint's answers depend on: its revision, what it knows and, for the teacher, how it errs and its seed.
+    """What the simulated endpoint's answers depend on: its revision, what it knows and, for a teacher, how it errs and its seed.
 
     The judge does not err: a stage that asks the judge alone needs neither `simulated` nor `seed`. Raises ConfigError without a world.
     """
     if read_json(world) is None:
         raise ConfigError(f"{world}: holds no generated world, and the simulated endpoint knows nothing else; set endpoint: openai")
-    errors = [params.simulated.model_dump(), params.seed] if role == "teacher" else []
-    return f"simulated-{digest([REVISION, file_digest(world), *errors])}"
+    errors = _errors(params, role)
+    return f"simulated-{digest([REVISION, file_digest(world), *([] if errors is None else [errors[0].model_dump(), errors[1]])])}"
+
+
+def _errors(params: Params, role: Role) -> tuple[Simulated, int | str] | None:
+    """The error rates and the seed of a simulated teacher, None for the judge. The second one's draws are none of the first's."""
+    if role == "teacher":
+        return params.simulated, params.seed
+    if role == "second_teacher":
+        assert params.second_teacher is not None and params.second_teacher.simulated is not None  # params check it
+        return params.second_teacher.simulated, f"{params.seed}/second"
+    return None
 
 
 def _api_key(endpoint: Endpoint, role: str) -> str:
@@ -83,8 +95,8 @@ def _simulated(params: Params, role: Role, world: str | Path) -> Iterator[str]:
     root = str(Path(r3flow.__file__).parent.parent)
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "r3flow.simulated.server", "--knowledge", str(world)]
-    if role == "teacher":
-        command += ["--rates", json.dumps(params.simulated.model_dump()), "--seed", str(params.seed)]
+    if (errors := _errors(params, role)) is not None:
+        command += ["--rates", json.dumps(errors[0].model_dump()), "--seed", str(errors[1])]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
     assert process.stdin is not None and process.stdout is not None
     try:

@@ -1,20 +1,20 @@
 """Rejection sampling: of each question's attempts at most one is kept, and only a right one whose every step is well formed.
 
 An attempt that matches a gold answer as text goes before one that only the judge finds right. The judge is asked about a question only
-where no attempt matched.
+where no attempt matched. Whom the second teacher is asked about is decided here too, by the same rule.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any, Literal
 
 from r3flow.errors import DataError, EndpointError
 from r3flow.llm.judge import Judge, VerdictItem
-from r3flow.llm.teacher import Attempt
+from r3flow.llm.teacher import Attempt, Teacher
 from r3flow.protocol.base import StepProtocol, squeeze
 from r3flow.trajectory import InvalidStep, Question, Step, Trajectory
 
@@ -28,11 +28,21 @@ CHUNK = 512
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """A question's attempts with their fates (in the order of the attempts), and the accepted one as the protocol reads it back."""
+    """A question's attempts with their fates (in the order of the attempts), the accepted one, its trajectory as the protocol reads it
+    back.
+    """
 
-    question: Question
+    attempts: tuple[Attempt, ...]
     fates: tuple[Fate, ...]
-    accepted: Trajectory | None
+    winner: Attempt | None
+
+    @property
+    def accepted(self) -> Trajectory | None:
+        return None if self.winner is None else self.winner.trajectory
+
+    @property
+    def question(self) -> Question:
+        return self.attempts[0].trajectory.question
 
     @property
     def fate(self) -> Fate:
@@ -47,11 +57,10 @@ def sift(attempts: Iterable[Attempt], protocol: StepProtocol, judge: Judge | Non
     keep may not depend on an endpoint's bad day.
     """
     seen: set[str] = set()
-    by_question = groupby(attempts, key=lambda attempt: attempt.trajectory.question.id)
-    groups = (list(group) for _, group in by_question)
+    groups = (list(group) for _, group in groupby(attempts, key=_name))
     while chunk := list(islice(groups, CHUNK)):
         for group in chunk:
-            name = group[0].trajectory.question.id
+            name = _name(group[0])
             if name in seen:
                 raise DataError(f"attempts.jsonl: the attempts of question '{name}' do not follow each other; run synthesize again")
             seen.add(name)
@@ -60,6 +69,31 @@ def sift(attempts: Iterable[Attempt], protocol: StepProtocol, judge: Judge | Non
             _ask(judge, chunk, fates)
         for group, fate in zip(chunk, fates, strict=True):
             yield _decide(group, fate, protocol)
+
+
+def unsolved(attempts: Iterable[Attempt], protocol: StepProtocol, judge: Judge | None) -> list[Question]:
+    """The questions of which no attempt is accepted, in order. Raises as `sift` does."""
+    return [item.question for item in sift(attempts, protocol, judge) if item.winner is None]
+
+
+def merged(first: Iterable[Attempt], second: Iterable[Attempt]) -> Iterator[Attempt]:
+    """Each question's attempts by the first teacher and behind them those by the second, whose questions are some of the first's, in order.
+
+    Raises DataError where they are not.
+    """
+    rest = groupby(second, key=_name)
+    waiting = next(rest, None)
+    for name, group in groupby(first, key=_name):
+        yield from group
+        if waiting is not None and waiting[0] == name:
+            yield from waiting[1]
+            waiting = next(rest, None)
+    if waiting is not None:
+        raise DataError(f"escalated.jsonl: question '{waiting[0]}' is not where attempts.jsonl has it; run escalate again")
+
+
+def _name(attempt: Attempt) -> str:
+    return attempt.trajectory.question.id
 
 
 def as_read(trajectory: Trajectory, protocol: StepProtocol) -> Trajectory | None:
@@ -118,11 +152,13 @@ def _ask(judge: Judge, groups: Sequence[Sequence[Attempt]], fates: Sequence[list
 
 
 def _decide(group: Sequence[Attempt], fates: Sequence[Fate], protocol: StepProtocol) -> Sifted:
-    question = group[0].trajectory.question
     for right in _RIGHT:
         if right in fates:
-            return Sifted(question, tuple(fates), as_read(group[fates.index(right)].trajectory, protocol))
-    return Sifted(question, tuple(fates), None)
+            winner = group[fates.index(right)]
+            read = as_read(winner.trajectory, protocol)
+            assert read is not None, "the first look calls such an attempt malformed"
+            return Sifted(tuple(group), tuple(fates), replace(winner, trajectory=read))
+    return Sifted(tuple(group), tuple(fates), None)
 
 
 class Tally:
@@ -133,6 +169,7 @@ class Tally:
         self._groups: dict[str, dict[str, Counter[bool]]] = {"by_type": {}, "by_hops": {}}
         self._fates: Counter[Fate] = Counter()
         self._ends: Counter[Fate] = Counter()
+        self._teachers: dict[Teacher, dict[int | None, Counter[str]]] = {}
         self._known = self._with_useless = self._retrievals = self._useless = 0
 
     def add(self, item: Sifted) -> None:
@@ -144,6 +181,11 @@ class Tally:
         for name, value in (("by_type", question.type), ("by_hops", question.hops)):
             if value is not None:
                 self._groups[name].setdefault(str(value), Counter())[kept is not None] += 1
+        for teacher in dict.fromkeys(attempt.teacher for attempt in item.attempts):
+            mine = [fate for attempt, fate in zip(item.attempts, item.fates, strict=True) if attempt.teacher == teacher]
+            won = item.winner is not None and item.winner.teacher == teacher
+            counts = {"questions": 1, "attempts": len(mine), "accepted": sum(fate in _RIGHT for fate in mine), "won": won}
+            self._teachers.setdefault(teacher, {}).setdefault(question.hops, Counter()).update(counts)
         if kept is not None and question.gold_ids is not None:
             useless = useless_retrievals(kept)
             self._known += 1
@@ -163,7 +205,8 @@ class Tally:
         """Acceptance over all, by type and by hops, why the rest fell, and useless retrievals.
 
         `fell` counts questions by the fate of their last attempt, `attempts` counts every attempt. `useless` is over accepted trajectories
-        of questions whose gold passages are known (its share is null where none is).
+        of questions whose gold passages are known (its share is null where none is). `by_teacher` is there if two teachers wrote: the
+        questions that each was asked, its attempts, how many of these were right, and the questions that it won.
         """
         return {
             **_acceptance(self.accepted, self.questions),
@@ -181,11 +224,22 @@ class Tally:
                 "useless": self._useless,
                 "share": self._useless / self._retrievals if self._retrievals else None,
             },
+            **({"by_teacher": {name: _share(hops) for name, hops in self._teachers.items()}} if len(self._teachers) > 1 else {}),
         }
 
 
 def _acceptance(accepted: int, questions: int) -> dict[str, Any]:
     return {"questions": questions, "accepted": accepted, "acceptance": accepted / questions if questions else None}
+
+
+def _share(by_hops: Mapping[int | None, Counter[str]]) -> dict[str, Any]:
+    """What one teacher did, over all and by the questions' hops where these are known."""
+
+    def told(counts: Counter[str]) -> dict[str, int]:
+        return {name: counts[name] for name in ("questions", "attempts", "accepted", "won")}
+
+    known = sorted((hops, counts) for hops, counts in by_hops.items() if hops is not None)
+    return {**told(sum(by_hops.values(), Counter())), "by_hops": {str(hops): told(counts) for hops, counts in known}}
 
 
 def useless_retrievals(trajectory: Trajectory) -> int:

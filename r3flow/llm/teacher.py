@@ -3,6 +3,9 @@
 A question gets up to `attempts` trajectories, the first with `temperature_first`, and no more after one whose answer matches. A malformed
 step is asked again, up to `format_tries` times. Questions run side by side; what comes out is in their order and does not depend on which
 reply arrived first, nor on whether it came from the ledger.
+
+A second teacher works in the same way, on the questions that the first one failed. What a model thinks before it writes is no part of a
+trajectory and is sent back to nobody.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from r3flow.errors import R3FlowError
 from r3flow.llm import wording
@@ -36,6 +39,12 @@ TRY_STRIDE = 1000
 """The seed of a second try at a step is `attempt + TRY_STRIDE`: more than the most attempts that params allow."""
 
 
+Teacher = Literal["first", "second"]
+"""Who wrote a trajectory: the section `teacher`, or `second_teacher`."""
+THOUGHT = "</think>"
+"""Where reasoning ends that a server left in the reply's text (DeepSeek-R1's weights without a reasoning parser)."""
+
+
 class Searcher(Protocol):
     """The part of `Environment` that synthesis needs."""
 
@@ -48,10 +57,11 @@ class Searcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One trajectory of a question; `attempt` counts from 0."""
+    """One trajectory of a question; `attempt` counts from 0, for each teacher anew."""
 
     attempt: int
     trajectory: Trajectory
+    teacher: Teacher = "first"
 
     @property
     def matched(self) -> bool:
@@ -60,7 +70,16 @@ class Attempt:
         return answer is not None and exact_match(answer, self.trajectory.question.answers)
 
     def to_json(self) -> dict[str, Any]:
-        return {"attempt": self.attempt, "trajectory": self.trajectory.to_json()}
+        return {"attempt": self.attempt, **self._signature, "trajectory": self.trajectory.to_json()}
+
+    def signed_trajectory(self) -> dict[str, Any]:
+        """The trajectory's JSON with its teacher in it."""
+        return {**self.trajectory.to_json(), **self._signature}
+
+    @property
+    def _signature(self) -> dict[str, str]:
+        """Unsigned is the first teacher's, as is every file from before there was a second."""
+        return {} if self.teacher == "first" else {"teacher": self.teacher}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Attempt:
@@ -68,17 +87,27 @@ class Attempt:
         number = value["attempt"]
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             raise ValueError(f"field 'attempt' must be a whole number from 0, got {number!r}")
-        return cls(number, Trajectory.from_json(value["trajectory"]))
+        teacher = value.get("teacher", "first")
+        if teacher not in get_args(Teacher):
+            raise ValueError(f"field 'teacher' must be {' or '.join(get_args(Teacher))}, got {teacher!r}")
+        return cls(number, Trajectory.from_json(value["trajectory"]), teacher)
 
 
 def synthesize(
-    params: Params, questions: Sequence[Question], environment: Searcher, client: ChatClient, reporter: Reporter
+    params: Params,
+    questions: Sequence[Question],
+    environment: Searcher,
+    client: ChatClient,
+    reporter: Reporter,
+    teacher: Teacher = "first",
 ) -> Iterator[Attempt]:
-    """Yield every attempt, in the order of `questions`. Memory holds `WINDOW * concurrency` questions at a time.
+    """Yield every attempt of `teacher`, whose endpoint `client` is, in the order of `questions`.
+
+    Memory holds `WINDOW * concurrency` questions at a time.
 
     Raises what the client or the retriever raises: a failed call never becomes a trajectory. Run again, it goes on from the ledger.
     """
-    stream = _Synthesis(params, environment, client).stream(questions)
+    stream = _Synthesis(params, environment, client, teacher).stream(questions)
     done = accepted = 0
     try:
         while (attempts := client.run(_next(stream))) is not None:
@@ -90,13 +119,23 @@ def synthesize(
         client.run(stream.aclose())
 
 
+def without_thought(reply: str) -> str:
+    """What stands behind the reasoning, if the reply holds any; a reply that ended within it has nothing to say."""
+    _, thought, said = reply.rpartition(THOUGHT)
+    said = said.lstrip() if thought else said
+    return "" if said.lstrip().startswith("<think>") else said
+
+
 async def _next(stream: AsyncGenerator[list[Attempt]]) -> list[Attempt] | None:
     return await anext(stream, None)
 
 
 class _Synthesis:
-    def __init__(self, params: Params, environment: Searcher, client: ChatClient) -> None:
-        self._params, self._environment, self._client = params, environment, client
+    def __init__(self, params: Params, environment: Searcher, client: ChatClient, teacher: Teacher) -> None:
+        self._params, self._environment, self._client, self._teacher = params, environment, client, teacher
+        section = params.synthesize if teacher == "first" else params.second_teacher
+        assert section is not None, "there is no second teacher to ask"
+        self._attempts = section.attempts
         self._protocol = PROTOCOLS[FORM]
         self._system = wording.teacher(FORM)
         self._search = BatchedSearch(environment.search)
@@ -136,8 +175,8 @@ class _Synthesis:
 
     async def _question(self, question: Question) -> list[Attempt]:
         attempts: list[Attempt] = []
-        for number in range(self._params.synthesize.attempts):
-            attempts.append(Attempt(number, await self._attempt(question, number)))
+        for number in range(self._attempts):
+            attempts.append(Attempt(number, await self._attempt(question, number), self._teacher))
             if attempts[-1].matched:
                 break
         return attempts
@@ -171,7 +210,7 @@ class _Synthesis:
                 stop=(f"\n{DOCUMENTS}",),
             )
             reply = await self._client.complete(request)
-            step = self._protocol.parse(reply.text, number, complete=not reply.cut)
+            step = self._protocol.parse(without_thought(reply.text), number, complete=not reply.cut)
             if isinstance(step, Step):
                 break
         return step

@@ -14,12 +14,12 @@ from r3flow.params.sections import Params
 from r3flow.strict_yaml import StrictYAML
 
 
-def _fields(model: Any) -> list[str]:
-    """The keys of a section's class; also of `Section | None`."""
+def _fields(model: Any) -> dict[str, Any]:
+    """The fields of a section's class by their keys; also of `Section | None`."""
     for candidate in (model, *get_args(model)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return list(candidate.model_fields)
-    return []
+            return dict(candidate.model_fields)
+    return {}
 
 
 def _explain(problem: Any) -> str:
@@ -29,7 +29,7 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         model: Any = Params
         for part in location[:-1]:
-            model = model.model_fields[part].annotation
+            model = _fields(model)[part].annotation
         near = difflib.get_close_matches(str(location[-1]), _fields(model), 1, 0.5)
         return f"unknown key '{name}'" + (f"; did you mean '{near[0]}'?" if near else f"; known here: {', '.join(_fields(model))}")
     if problem["type"] == "missing":

@@ -15,6 +15,7 @@ Whole = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(min_length=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Attempts = Annotated[int, Field(ge=1, le=64)]
 
 
 class Section(BaseModel):
@@ -193,9 +194,27 @@ class Simulated(Section):
     fails_four_hops: Rate
 
 
+class SecondTeacher(Endpoint):
+    """A stronger server for the questions that the first teacher failed, and how often it may try each of them."""
+
+    attempts: Attempts
+    simulated: Simulated | None = None
+    """How the stand-in errs, of its own; with `endpoint: simulated` alone."""
+
+    @model_validator(mode="after")
+    def _stand_in(self) -> SecondTeacher:
+        if self.endpoint == "simulated" and self.simulated is None:
+            raise ValueError(
+                "simulated is needed with endpoint: simulated: the error rates of the second stand-in, with the keys of the first"
+            )
+        if self.endpoint != "simulated" and self.simulated is not None:
+            raise ValueError("simulated holds the error rates of a stand-in; leave it out, or set endpoint: simulated")
+        return self
+
+
 class Synthesize(Section):
     questions: Count
-    attempts: Annotated[int, Field(ge=1, le=64)]
+    attempts: Attempts
     temperature_first: Annotated[float, Field(ge=0, le=2)]
     temperature_later: Annotated[float, Field(ge=0, le=2)]
     format_tries: Annotated[int, Field(ge=1, le=10)]
@@ -389,6 +408,7 @@ class Params(Section):
     retrieval: Retrieval
     protocol: ProtocolParams
     teacher: Endpoint
+    second_teacher: SecondTeacher | None = None
     judge: Endpoint
     simulated: Simulated
     synthesize: Synthesize
@@ -410,14 +430,27 @@ class Params(Section):
                 f"protocol.search_at_limit: true searches for the process reward alone, and reward.preset: {self.reward.preset} with "
                 f"reward.process: {self.reward.process} pays none; set protocol.search_at_limit: false"
             )
+        second = self.second_teacher
+        if second is not None and second.endpoint == "openai":
+            first = self.teacher
+            if (first.base_url, first.model, first.extra_body) == (second.base_url, second.model, second.extra_body):
+                raise ValueError(
+                    "second_teacher is the same as teacher: base_url, model and extra_body are equal; name a stronger model, let it think "
+                    "(extra_body), or set second_teacher: null"
+                )
         if self.prepare.source == "files":
-            for who in ("teacher", "judge"):
-                if getattr(self, who).endpoint == "simulated" and (who == "teacher" or self.judge_needed):
+            for who in self.asked:
+                if getattr(self, who).endpoint == "simulated":
                     raise ValueError(
                         f"{who}.endpoint: simulated knows only the generated world; for your own corpus set {who}.endpoint: openai, "
                         f"{who}.base_url: https://api.deepseek.com, {who}.model: deepseek-v4-flash, and export DEEPSEEK_API_KEY"
                     )
         return self
+
+    @property
+    def asked(self) -> list[str]:
+        """The endpoints' sections that any stage asks."""
+        return ["teacher", *([] if self.second_teacher is None else ["second_teacher"]), *(["judge"] if self.judge_needed else [])]
 
     @property
     def judge_needed(self) -> bool:

@@ -65,6 +65,7 @@ def make(
         },
         "calls": {
             "teacher": _calls(params, "teacher", work.teacher_calls(params, counted)),
+            **_second(params, counted),
             "judge": _calls(params, "judge", work.judge_calls(params, counted)),
             "assumptions": work.assumptions(),
         },
@@ -100,7 +101,8 @@ def _models(params: Params, sizes: Sizes | None, source: str, root: Path, encode
     if ppo.algorithm == "ppo":
         name = "a head on the policy's trunk" if ppo.critic == "head" else "a copy of the cold start's trunk with a head"
         models["critic"] = {"name": name, "parameters": None if sizes is None else memory.critic_parameters(params, sizes)}
-    for role, needed in (("teacher", True), ("judge", params.judge_needed)):
+    second = [] if params.second_teacher is None else [("second_teacher", True)]
+    for role, needed in (("teacher", True), *second, ("judge", params.judge_needed)):
         endpoint = getattr(params, role)
         where = "simulated, started here" if endpoint.endpoint == "simulated" else endpoint.base_url
         models[role] = {"name": endpoint.model, "at": where} if needed else None
@@ -124,6 +126,13 @@ def _calls(params: Params, role: str, calls: Sequence[work.Calls]) -> dict[str, 
         for item in calls
     ]  # fmt: skip
     return {"purposes": rows, "calls": sum(item.calls for item in calls), "usd": round(sum(item.usd(endpoint) for item in calls), 2)}
+
+
+def _second(params: Params, counted: Mapping[str, int | None]) -> dict[str, Any]:
+    """The second teacher's entry among the calls, if there is one."""
+    if params.second_teacher is None:
+        return {}
+    return {"second_teacher": _calls(params, "second_teacher", work.second_teacher_calls(params, counted))}
 
 
 def _memory(params: Params, sizes: Sizes | None, device: Device, encoder: int | None, index: int | None) -> dict[str, Any]:
@@ -154,7 +163,7 @@ def disk(parameters: int, critic: int) -> int:
 
 def _notes(params: Params, plan: Mapping[str, Any]) -> Iterator[str]:
     """What a reader should know and nothing is wrong with."""
-    for role in ("teacher", "judge"):
+    for role in _roles(plan):
         endpoint, most = getattr(params, role), plan["calls"][role]["usd"]
         if plan["models"][role] and endpoint.endpoint == "openai":
             yield f"{role}.base_url: {endpoint.base_url} was not asked whether it answers (a plan uses no network)"
@@ -181,7 +190,7 @@ def _missing(params: Params, plan: Mapping[str, Any], root: Path, positions: int
         yield f"protocol.max_context_tokens: {context} is more than the policy's {positions} positions; lower it"
     if params.index.encoder != HASHED_TFIDF and not machine.installed("sentence_transformers"):
         yield f"index.encoder: '{params.index.encoder}' needs sentence-transformers; pip install 'r3flow[serve]'"
-    for role in ("teacher", "judge"):
+    for role in _roles(plan):
         endpoint = getattr(params, role)
         if models[role] and endpoint.endpoint == "openai" and endpoint.api_key_env and not machine.has_key(endpoint.api_key_env):
             yield f"{role}.api_key_env: the variable {endpoint.api_key_env} is not set; export it"
@@ -205,6 +214,11 @@ def _too_small(plan: Mapping[str, Any]) -> Iterator[str]:
     ):  # fmt: skip
         if want > have:
             yield f"{name}: {size(have)}{' free' if name == 'disk' else ''}, wanted up to {size(want)}; use another machine or make room"
+
+
+def _roles(plan: Mapping[str, Any]) -> list[str]:
+    """Whose calls are counted."""
+    return [role for role in plan["calls"] if role != "assumptions"]
 
 
 def size(count: int) -> str:
@@ -249,12 +263,14 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
     yield f"  dev evaluation {rollouts['tokens']['dev_evaluation']:,}"
     yield f"  evaluate       {rollouts['tokens']['evaluate']:,}"
     yield "\nCalls: upper bounds"
-    for role in ("teacher", "judge"):
+    roles = _roles(plan)
+    width = max(map(len, roles))
+    for role in roles:
         calls = plan["calls"][role]
         for item in calls["purposes"]:
             each = f"{item['input_tokens_each']:,} + {item['output_tokens_each']:,} tokens each"
-            yield f"  {role:<8} {item['purpose']:<19} {item['calls']:>13,} calls, {each}, {item['usd']:,.2f} USD"
-        yield f"  {role:<8} {'in all':<19} {calls['calls']:>13,} calls, {calls['usd']:,.2f} USD"
+            yield f"  {role:<{width}}  {item['purpose']:<19} {item['calls']:>13,} calls, {each}, {item['usd']:,.2f} USD"
+        yield f"  {role:<{width}}  {'in all':<19} {calls['calls']:>13,} calls, {calls['usd']:,.2f} USD"
     yield "  Assumed: " + ";\n    ".join(plan["calls"]["assumptions"]) + "."
     yield from _memory_lines(plan["memory"])
     here = plan["machine"]

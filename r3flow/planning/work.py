@@ -93,11 +93,21 @@ def updates(params: Params, counted: Mapping[str, int | None]) -> dict[str, int]
 
 def teacher_calls(params: Params, counted: Mapping[str, int | None]) -> list[Calls]:
     """Every question takes every attempt, every step and every format try. A prompt is that of the middle step."""
+    return [_steps(params, counted, params.synthesize.attempts, params.teacher.max_tokens)]
+
+
+def second_teacher_calls(params: Params, counted: Mapping[str, int | None]) -> list[Calls]:
+    """The same, as if the first teacher failed every question; what the second thinks is no part of a prompt. None without one."""
+    second = params.second_teacher
+    return [] if second is None else [_steps(params, counted, second.attempts, second.max_tokens)]
+
+
+def _steps(params: Params, counted: Mapping[str, int | None], attempts: int, limit: int) -> Calls:
     settings, steps = params.synthesize, params.protocol.max_steps
     asked = questions(params, counted, "train", settings.questions)
     step = params.teacher.max_tokens + tokens_of(documents_characters(params))
     prompt = tokens_of(len(wording.teacher("r3rag")) + SHORT_CHARACTERS) + ceil((steps - 1) * step / 2)
-    return [Calls("steps", asked * settings.attempts * steps * settings.format_tries, prompt, params.teacher.max_tokens)]
+    return Calls("steps", asked * attempts * steps * settings.format_tries, prompt, limit)
 
 
 def judge_calls(params: Params, counted: Mapping[str, int | None]) -> list[Calls]:
@@ -107,7 +117,8 @@ def judge_calls(params: Params, counted: Mapping[str, int | None]) -> list[Calls
     found: list[Calls] = []
     if params.filter.judge:
         asked = questions(params, counted, "train", params.synthesize.questions)
-        found.append(Calls("filter: verdicts", asked * params.synthesize.attempts, verdict, limit))
+        tries = params.synthesize.attempts + (params.second_teacher.attempts if params.second_teacher else 0)
+        found.append(Calls("filter: verdicts", asked * tries, verdict, limit))
     if params.reward.process == "judge":
         searches = steps - 1 + params.protocol.search_at_limit
         seen = (steps - 1) * params.retrieval.top_k * SHORT_CHARACTERS // 2

@@ -54,7 +54,7 @@ def _listed(prompt: str, name: str) -> list[str]:
 class Mind:
     """Plans of a world (question text -> chains, see `World.knowledge`); to teach, also error rates and a seed."""
 
-    def __init__(self, knowledge: dict[str, Any], rates: Simulated | None, seed: int) -> None:
+    def __init__(self, knowledge: dict[str, Any], rates: Simulated | None, seed: int | str) -> None:
         self.plans = {neutralise(text): plan for text, plan in knowledge.items()}
         self.rates, self.seed = rates, seed
 

@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The simulated teacher and judge, on loopback, until standard input ends.")
     parser.add_argument("--knowledge", default="data/world.json", help="what it knows; written by the stage prepare")
     parser.add_argument("--rates", help="the params section `simulated`, as JSON; without it, it judges and does not teach")
-    parser.add_argument("--seed", type=int, default=0, help="of the teacher's errors")
+    parser.add_argument("--seed", default="0", help="of the teacher's errors: any text")
     parser.add_argument("--port", type=int, default=0)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the stage ends first and closes the pipe

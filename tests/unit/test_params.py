@@ -219,3 +219,91 @@ def test_a_plugin_without_its_file_is_refused_before_anything_runs(tmp_path):
     path.write_text(re.sub(r"(?m)^  process: .*", "  process: plugins.deep:score", TEXT))
     (tmp_path / "plugins" / "deep" / "__init__.py").write_text("")
     load(path)
+
+
+RATES = "{partial_query: 0.0, vague_query: 0.0, needless_search: 0.0, early_answer: 0.0, fails_four_hops: 0.0}"
+SECOND = """second_teacher:
+  endpoint: openai
+  base_url: https://api.deepseek.com
+  api_key_env: DEEPSEEK_API_KEY
+  model: deepseek-v4-pro
+  max_tokens: 4096
+  extra_body: {thinking: {type: enabled}}
+  concurrency: 64
+  timeout_s: 600
+  max_retries: 6
+  budget_usd: 50.0
+  price_usd_per_million: {cached_input: 0.003625, input: 0.435, output: 0.87}
+  attempts: 2
+"""
+
+
+def with_second(text=SECOND):
+    whole, changed = re.subn(r"^second_teacher: null.*\n", text, TEXT, flags=re.MULTILINE)
+    assert changed == 1
+    return whole
+
+
+def test_a_second_teacher_is_an_endpoint_with_attempts_and_nobody_by_default():
+    assert parse(TEXT).second_teacher is None and parse(TEXT).asked == ["teacher", "judge"]
+    params = parse(with_second())
+    assert params.asked == ["teacher", "second_teacher", "judge"]
+    assert params.second_teacher.attempts == 2 and params.second_teacher.extra_body == {"thinking": {"type": "enabled"}}
+    older = re.sub(r"^second_teacher: null.*\n", "", TEXT, flags=re.MULTILINE)
+    assert parse(older) == parse(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  attempts: 2\n", "", r"key 'second_teacher.attempts' is missing"),
+        ("  attempts: 2", "  attempts: 65", r"second_teacher.attempts: .*less than or equal to 64"),
+        ("  attempts: 2", "  attempt: 2", r"unknown key 'second_teacher.attempt'; did you mean 'attempts'\?"),
+        ("endpoint: openai", "endpoint: simulated", r"second_teacher: simulated is needed with endpoint: simulated"),
+        (
+            "  attempts: 2",
+            "  attempts: 2\n  simulated: {vague: 1.0}",
+            r"unknown key 'second_teacher.simulated.vague'; did you mean 'vague_query'\?",
+        ),
+        (
+            "  attempts: 2",
+            f"  attempts: 2\n  simulated: {RATES}",
+            r"second_teacher: simulated holds the error rates of a stand-in",
+        ),
+    ],
+)
+def test_a_bad_second_teacher_is_refused_in_one_line(old, new, message):
+    assert SECOND.count(old) == 1
+    with pytest.raises(ConfigError) as error:
+        parse(with_second(SECOND.replace(old, new)))
+    assert re.search(message, str(error.value)) and "\n" not in str(error.value) and re.match(r"params\.yaml:\d+: ", str(error.value))
+
+
+def test_a_second_teacher_that_is_the_first_again_is_refused():
+    first = (
+        with_second()
+        .replace("  endpoint: simulated", "  endpoint: openai", 1)
+        .replace("  base_url: null", "  base_url: https://api.deepseek.com", 1)
+        .replace("  model: simulated-teacher", "  model: deepseek-v4-pro")
+    )
+    assert parse(first).teacher.model == "deepseek-v4-pro"  # the same model, which does not think
+    with pytest.raises(ConfigError, match="second_teacher is the same as teacher"):
+        parse(first.replace("  extra_body: {}", "  extra_body: {thinking: {type: enabled}}", 1))
+
+
+def test_own_files_take_no_simulated_second_teacher():
+    text = with_second().replace("source: world", "source: files")
+    for section in ("teacher", "judge"):
+        text = text.replace(f"{section}:\n  endpoint: simulated", f"{section}:\n  endpoint: openai")
+    text = text.replace("base_url: null", "base_url: http://127.0.0.1:1/v1")
+    assert parse(text).prepare.source == "files"
+    with pytest.raises(ConfigError, match=r"second_teacher.endpoint: simulated knows only the generated world"):
+        parse(text.replace("second_teacher:\n  endpoint: openai", f"second_teacher:\n  simulated: {RATES}\n  endpoint: simulated"))
+
+
+def test_the_second_teacher_of_the_documentation_is_a_valid_section():
+    (block,) = re.findall(r"```yaml\n(second_teacher:.*?)```", (ROOT / "docs/PROFILES.md").read_text(), re.DOTALL)
+    second = parse(with_second(block)).second_teacher
+    assert (second.model, second.extra_body) == ("deepseek-v4-pro", {"thinking": {"type": "enabled"}}) and second.max_tokens >= 3000
+    price = second.price_usd_per_million
+    assert (price.cached_input, price.input, price.output) == (0.003625, 0.435, 0.87)

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from r3flow import cli
 from r3flow.errors import DataError
-from r3flow.params import read
+from r3flow.params import SecondTeacher, read
 from r3flow.planning import machine, memory, shapes, work
 from r3flow.planning.machine import GPU, Machine
 from r3flow.planning.plan import HASHED_TFIDF, disk, make, render, size
@@ -53,7 +53,7 @@ def plan_of(name, here=CPU, **options):
 
 def test_counts_of_a_profile_are_those_worked_out_by_hand():
     plan = plan_of("paper-llama")
-    assert plan["stages"] == ["prepare", "index", "synthesize", "filter", "sft", "ppo", "control", "evaluate", "report"]
+    assert plan["stages"] == ["prepare", "index", "synthesize", "escalate", "filter", "sft", "ppo", "control", "evaluate", "report"]
     assert plan["rollouts"]["trajectories"] == 131_072  # 512 iterations of 64 prompts and 4 chains
     assert plan["rollouts"]["tokens_each"] == 2_560  # 5 steps of 512
     assert plan["rollouts"]["tokens"] == {
@@ -91,6 +91,25 @@ def test_counts_of_the_demo_are_those_worked_out_by_hand():
     assert [item["records"] for item in plan["data"]] == [12_000, 6_000, 400, 600]
     relevance = plan["calls"]["judge"]["purposes"][1]
     assert (relevance["purpose"], relevance["calls"]) == ("ppo: relevance", 2_048 * 6)  # the last query is not searched
+
+
+def test_a_second_teacher_is_planned_as_if_the_first_failed_everywhere():
+    params = profile("paper-llama")
+    strong = SecondTeacher.model_validate({
+        **params.teacher.model_dump(), "model": "deepseek-v4-pro", "max_tokens": 4096, "extra_body": {}, "attempts": 3,
+        "api_key_env": "OTHER_KEY", "budget_usd": 1.0, "price_usd_per_million": {"input": 0.435, "output": 0.87},
+    })  # fmt: skip
+    alone, plan = plan_of("paper-llama"), make(params.model_copy(update={"second_teacher": strong}), "p", ROOT, here=CPU)
+    assert "second_teacher" not in alone["calls"] and "second_teacher" not in alone["models"]
+    [steps], [first] = plan["calls"]["second_teacher"]["purposes"], plan["calls"]["teacher"]["purposes"]
+    assert steps["calls"] == 64_937 * 3 * 5 * 2 and steps["output_tokens_each"] == 4096
+    assert steps["input_tokens_each"] == first["input_tokens_each"]  # what it thinks is not sent back
+    assert steps["usd"] == pytest.approx(1.94811 * (steps["input_tokens_each"] * 0.435 + 4096 * 0.87), abs=0.01)
+    assert plan["calls"]["judge"]["purposes"][0]["calls"] == 64_937 * (7 + 3)
+    assert plan["models"]["second_teacher"] == {"name": "deepseek-v4-pro", "at": "https://api.deepseek.com"}
+    assert any(line.startswith("second_teacher.api_key_env: the variable OTHER_KEY is not set") for line in plan["missing"])
+    assert any(line.startswith("second_teacher.budget_usd: 1 is below") for line in plan["notes"])
+    assert "  second_teacher  steps " in render(plan) and "  teacher         steps " in render(plan)
 
 
 def test_nothing_is_asked_of_a_judge_that_is_not_needed():

@@ -7,7 +7,7 @@ import pytest
 from r3flow.errors import DataError, EndpointError
 from r3flow.llm import rejection
 from r3flow.llm.judge import Judge
-from r3flow.llm.rejection import Tally, as_read, sift, useless_retrievals
+from r3flow.llm.rejection import Tally, as_read, merged, sift, unsolved, useless_retrievals
 from r3flow.llm.teacher import Attempt
 from r3flow.protocol import PROTOCOLS
 from r3flow.simulated.http import Reply
@@ -22,8 +22,8 @@ def search(number, *ids):
     return Step(number, "I look.", query="a query", hits=tuple(Hit(Passage(name, name, "Text."), 1.0) for name in ids))
 
 
-def attempt(name, number, *steps, finish="answered", answers=("Paris",), kind="chain", hops=2, gold=GOLD):
-    return Attempt(number, Trajectory(Question(name, f"Question {name}?", answers, gold, kind, hops), steps, finish))
+def attempt(name, number, *steps, finish="answered", answers=("Paris",), kind="chain", hops=2, gold=GOLD, teacher="first"):
+    return Attempt(number, Trajectory(Question(name, f"Question {name}?", answers, gold, kind, hops), steps, finish), teacher)
 
 
 def say(answer, number=2):
@@ -116,6 +116,70 @@ def test_a_failed_judge_stops_the_filter_instead_of_rejecting(judge):
 def test_scattered_attempts_are_refused():
     with pytest.raises(DataError, match="'a'"):
         list(sift([ATTEMPTS[0], ATTEMPTS[3], ATTEMPTS[0]], R3RAG, None))
+
+
+SECOND = [
+    attempt("d", 0, search(1, "g1"), say("London"), teacher="second"),
+    attempt("d", 1, search(1, "g1"), say("Paris"), teacher="second"),
+    attempt("e", 0, search(1, "g1"), say("yes"), hops=4, teacher="second"),
+    attempt("g", 0, search(1, "x"), finish="budget", teacher="second"),
+]
+
+
+def test_the_second_teachers_questions_are_those_that_the_filter_would_lose(judge):
+    def lost(asked):
+        return [item.question.id for item in sift(ATTEMPTS, R3RAG, asked) if item.accepted is None]
+
+    assert [question.id for question in unsolved(ATTEMPTS, R3RAG, judge)] == ["d", "e", "f", "g"] == lost(judge)
+    assert [question.id for question in unsolved(ATTEMPTS, R3RAG, None)] == ["c", "d", "e", "f", "g"] == lost(None)
+
+
+def test_the_second_teachers_attempts_stand_behind_the_firsts_and_may_win(judge):
+    both = list(merged(ATTEMPTS, SECOND))
+    assert [item for item in both if item.teacher == "first"] == ATTEMPTS and [item for item in both if item.teacher == "second"] == SECOND
+    sifted = {item.question.id: item for item in sift(both, R3RAG, judge)}
+    assert {name: item.winner and (item.winner.teacher, item.winner.attempt) for name, item in sifted.items()} == {
+        "a": ("first", 0), "b": ("first", 1), "c": ("first", 1), "d": ("second", 1), "e": ("second", 0), "f": None, "g": None,
+    }  # fmt: skip
+    assert sifted["d"].fates == ("wrong", "malformed", "wrong", "match") and sifted["e"].fates == ("no_answer", "unclear", "judge")
+    assert sifted["d"].winner.signed_trajectory() == {**SECOND[1].trajectory.to_json(), "teacher": "second"}
+    assert sifted["a"].winner.signed_trajectory() == ATTEMPTS[0].trajectory.to_json()
+
+
+@pytest.mark.parametrize("names", ["x", "ed", "dd"])
+def test_attempts_of_another_run_of_the_first_teacher_are_refused(names):
+    """Of an unknown question, in another order, or of a question twice."""
+    second = [attempt(name, number, say("Paris", 1), teacher="second") for number, name in enumerate(names)]
+    if names == "dd":
+        second.insert(1, attempt("e", 0, say("Paris", 1), teacher="second"))
+    with pytest.raises(DataError, match=r"escalated.jsonl: question '[dx]' .*run escalate again"):
+        list(merged(ATTEMPTS, second))
+
+
+def test_the_filter_tells_what_each_teacher_contributed(judge):
+    def told(attempts):
+        tally = Tally()
+        for item in sift(attempts, R3RAG, judge):
+            tally.add(item)
+        return tally.summary()
+
+    alone, both = told(ATTEMPTS), told(merged(ATTEMPTS, SECOND))
+    assert "by_teacher" not in alone  # so that a file of one teacher is what it was before there could be two
+    assert both.pop("by_teacher") == {
+        "first": {
+            "questions": 7, "attempts": 11, "accepted": 3, "won": 3,
+            "by_hops": {
+                "2": {"questions": 6, "attempts": 9, "accepted": 2, "won": 2},
+                "4": {"questions": 1, "attempts": 2, "accepted": 1, "won": 1},
+            },
+        },
+        "second": {
+            "questions": 3, "attempts": 4, "accepted": 2, "won": 2,
+            # the hops are the question's, which both its teachers were asked
+            "by_hops": {"2": {"questions": 3, "attempts": 4, "accepted": 2, "won": 2}},
+        },
+    }  # fmt: skip
+    assert (both["accepted"], both["attempts"]["total"], both["questions"]) == (5, 15, 7)
 
 
 @pytest.mark.parametrize(

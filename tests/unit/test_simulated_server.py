@@ -18,7 +18,7 @@ from r3flow.files import write_json
 from r3flow.llm.client import Request
 from r3flow.llm.endpoint import connect, simulated_identity
 from r3flow.llm.judge import Judge, VerdictItem
-from r3flow.params import Simulated
+from r3flow.params import SecondTeacher, Simulated
 from r3flow.simulated.mind import Mind
 from r3flow.simulated.server import ChatEndpoint
 from r3flow.workdir import read_stages
@@ -132,6 +132,40 @@ def test_the_teachers_identity_is_the_world_the_rates_and_the_seed(tmp_path):
         simulated_identity(PARAMS, "teacher", one)
     with pytest.raises(DataError, match="no such file"):
         simulated_identity(PARAMS, "teacher", tmp_path / "none.json")
+
+
+def with_second(rates, **changes):
+    section = {**PARAMS.teacher.model_dump(), "model": "simulated-second-teacher", "attempts": 1, "simulated": rates, **changes}
+    return PARAMS.model_copy(update={"second_teacher": SecondTeacher.model_validate(section)})
+
+
+def test_the_second_teacher_errs_at_rates_and_with_draws_of_its_own(tmp_path):
+    """With the first one's rates too it is another: else it would fail where the first failed."""
+    chain = [["Red Rose", "director", "Ann Lee"], ["Ann Lee", "birthplace", "Oslo"]]
+    names = [f"Where was the director of Red Rose {number} born?" for number in range(40)]
+    write_json(tmp_path / "world.json", {name: {"chains": [chain], "earlier": False, "answer": "Oslo"} for name in names})
+    rates = {**PARAMS.simulated.model_dump(), "partial_query": 0.5}
+    places = {"ledger": tmp_path / "l", "world": tmp_path / "world.json"}
+
+    def queries(settings, role):
+        with connect(settings, role, **places) as client:
+            return [client.run(client.complete(Request("", f"The question: {name}\n"))).text for name in names]
+
+    first = queries(params(simulated=rates), "teacher")
+    second = queries(with_second(rates), "second_teacher")
+    assert 5 < sum(one == other for one, other in zip(first, second, strict=True)) < 35
+    perfect = queries(with_second(dict.fromkeys(rates, 0.0)), "second_teacher")
+    assert all(text.endswith("The retrieval query: Red Rose director") for text in perfect)
+    with pytest.raises(ConfigError, match="second_teacher: is null"), connect(PARAMS, "second_teacher", **places):
+        pass
+
+
+def test_the_teachers_identities_are_apart(tmp_path):
+    write_json(tmp_path / "world.json", {})
+    rates = PARAMS.simulated.model_dump()
+    names = [simulated_identity(with_second(rates), role, tmp_path / "world.json") for role in ("teacher", "second_teacher", "judge")]
+    names.append(simulated_identity(with_second({**rates, "fails_four_hops": 0.0}), "second_teacher", tmp_path / "world.json"))
+    assert len(set(names)) == 4 and names[0] == simulated_identity(PARAMS, "teacher", tmp_path / "world.json")
 
 
 @pytest.mark.parametrize("role", ["teacher", "judge"])

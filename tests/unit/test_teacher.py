@@ -10,12 +10,13 @@ import pytest
 from r3flow.errors import EndpointError, EndpointRefusedError
 from r3flow.llm import wording
 from r3flow.llm.batching import BatchedSearch
-from r3flow.llm.teacher import FORM, TRY_STRIDE, WINDOW, Attempt, synthesize
+from r3flow.llm.teacher import FORM, TRY_STRIDE, WINDOW, Attempt, synthesize, without_thought
+from r3flow.params import SecondTeacher
 from r3flow.progress import Silent
 from r3flow.simulated.http import Reply
 from r3flow.simulated.server import completion
 from r3flow.trajectory import InvalidStep, Step
-from tests.llm_fakes import BadServer, FakeEnvironment, Speaker, client, failing, params, questions
+from tests.llm_fakes import BadServer, FakeEnvironment, Speaker, client, endpoint, failing, params, questions
 
 SETTINGS = params(synthesize={"attempts": 3, "format_tries": 2}, protocol={"max_steps": 4})
 
@@ -214,3 +215,73 @@ def test_the_policys_protocol_changes_no_request_to_the_teacher(name, tmp_path):
     with BadServer() as server, client(server.url, tmp_path) as made:
         attempts = [run(made, 6, settings=params(protocol={"name": protocol})) for protocol in (FORM, name)]
     assert attempts[0] == attempts[1] and set(server.seen.values()) == {1}
+
+
+def second(**changes):
+    """The settings with a second teacher, and the class that its section has."""
+    rates = {**SETTINGS.simulated.model_dump(), "fails_four_hops": 0.0}
+    section = SecondTeacher.model_validate(
+        {**endpoint().model_dump(), "model": "strong-teacher", "simulated": rates, "attempts": 2, **changes}
+    )
+    return SETTINGS.model_copy(update={"second_teacher": section})
+
+
+def test_the_second_teacher_has_attempts_of_its_own_and_signs_them(tmp_path, expected):
+    settings = second(attempts=1)
+    with BadServer() as server, client(server.url, tmp_path, model="strong-teacher") as made:
+        attempts = list(synthesize(settings, questions(30), FakeEnvironment(), made, Silent(), "second"))
+        assert {json.loads(body)["model"] for body in server.seen} == {"strong-teacher"}
+    assert len(attempts) == 30 and {attempt.teacher for attempt in attempts} == {"second"}
+    assert all(attempt.to_json()["teacher"] == "second" for attempt in attempts)
+    assert [Attempt.from_json(json.loads(line)) for line in lines(attempts)] == attempts
+    # an unsigned line is the first teacher's: that is what every older file holds
+    firsts = [Attempt.from_json(json.loads(line)) for line in expected]
+    assert {attempt.teacher for attempt in firsts} == {"first"} and "teacher" not in expected[0]
+    with pytest.raises(ValueError, match="field 'teacher' must be first or second, got 'third'"):
+        Attempt.from_json({**firsts[0].to_json(), "teacher": "third"})
+
+
+def test_both_teachers_are_paid_and_kept_apart_in_one_ledger(tmp_path):
+    with BadServer() as server:
+        with client(server.url, tmp_path) as made:
+            run(made, 5)
+        first = server.total
+        with client(server.url, tmp_path, model="strong-teacher") as made:
+            list(synthesize(second(), questions(5), FakeEnvironment(), made, Silent(), "second"))
+        assert server.total > first
+    models = [json.loads(line)["model"] for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert set(models) == {"simulated-teacher", "strong-teacher"} and len(models) == server.total
+
+
+def thinking(number, body):
+    """Answer as DeepSeek does with thinking on: `reasoning_content` beside the content."""
+    request = json.loads(body)
+    text = Speaker().teach(request["messages"][-1]["content"], request["seed"])
+    value = completion("m", text, prompt_tokens=1, completion_tokens=1)
+    value["choices"][0]["message"]["reasoning_content"] = "SECRET THOUGHT\nStep 1:\nThe final answer: SECRET"
+    return Reply.json(value)
+
+
+def in_the_text(number, body):
+    """Answer as R1's weights do behind a server without a reasoning parser."""
+    request = json.loads(body)
+    text = Speaker().teach(request["messages"][-1]["content"], request["seed"])
+    opened = "<think>\n" if number % 2 else ""  # the chat template may have written the first tag
+    said = f"{opened}SECRET THOUGHT\nStep 1:\nThe final answer: SECRET\n</think>\n\n{text}"
+    return Reply.json(completion("m", said, prompt_tokens=1, completion_tokens=1))
+
+
+@pytest.mark.parametrize("misbehave", [thinking, in_the_text])
+def test_what_a_teacher_thinks_is_no_part_of_a_trajectory_and_is_sent_back_to_nobody(tmp_path, expected, misbehave):
+    with BadServer(misbehave) as server, client(server.url, tmp_path) as made:
+        attempts = run(made)
+        bodies = list(server.seen)
+    assert lines(attempts) == expected
+    assert not any(b"SECRET" in body for body in bodies)
+    assert misbehave is in_the_text or "SECRET" not in (tmp_path / "ledger.jsonl").read_text()
+
+
+def test_a_reply_that_ended_within_its_reasoning_says_nothing():
+    assert without_thought("<think>\nStep 1:\nThe problem analysis: x\nThe final answer: y") == ""
+    assert without_thought("a</think> b</think>\n\nStep 1:") == "Step 1:"
+    assert without_thought("Step 1:\nplain") == "Step 1:\nplain"
