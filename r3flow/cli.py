@@ -83,7 +83,9 @@ class Screen:
 
 def ask(arguments: argparse.Namespace) -> int:
     """Answer one question; 0 if there is an answer, 3 if there is none. Raises R3FlowError."""
-    params = _with_k(settings.load(arguments.params), arguments.k)
+    params = _with_retriever(_with_k(settings.load(arguments.params), arguments.k), arguments.retriever)
+    if arguments.steps is not None:
+        params = params.model_copy(update={"protocol": params.protocol.model_copy(update={"max_steps": arguments.steps})})
     model_path = arguments.model
     if not Path(model_path).is_dir() and model_path == "models/ppo":
         raise ConfigError("models/ppo: no trained policy here yet; run `make demo` (or `dvc repro ppo`), or name one with --model")
@@ -126,6 +128,24 @@ def _with_k(params: Params, k: int | None) -> Params:
         return params
     print(f"note: the policy was trained with {params.retrieval.top_k} document(s) a search; with {k} it may do worse", file=sys.stderr)
     return params.model_copy(update={"retrieval": params.retrieval.model_copy(update={"top_k": k})})
+
+
+def _with_retriever(params: Params, retriever: str | None) -> Params:
+    """`retriever` is `bm25`, `dense` or a server's address. Raises ConfigError for anything else."""
+    trained = params.retrieval
+    if retriever is None or retriever == trained.kind:
+        return params
+    if retriever in ("bm25", "dense"):
+        chosen = {"kind": retriever}
+    else:
+        try:
+            settings.base_url_host(retriever, "--retriever", "bm25, dense or http://127.0.0.1:8000/search")
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        chosen = {"kind": "remote", "url": retriever}
+    if chosen.get("url") != trained.url or chosen["kind"] != trained.kind:
+        print(f"note: the policy was trained with the retriever {trained.kind}", file=sys.stderr)
+    return params.model_copy(update={"retrieval": trained.model_copy(update=chosen)})
 
 
 def _load(params: Params, model_path: str) -> tuple[Any, Any, Any]:
@@ -175,6 +195,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("question", help="in quotes")
     one.add_argument("--model", default="models/ppo", metavar="PATH", help="a policy's folder or Hugging Face name (default: %(default)s)")
     one.add_argument("--k", type=_count, metavar="N", help="documents a search (default: retrieval.top_k of the params)")
+    one.add_argument("--steps", type=_count, metavar="N", help="steps at most, the answer included (default: protocol.max_steps)")
+    one.add_argument("--retriever", metavar="NAME", help="bm25, dense or a server's address (default: retrieval of the params)")
     one.add_argument("--params", default="params.yaml", metavar="FILE", help="default: %(default)s")
     one.add_argument("--json", action="store_true", help="print the trajectory as one JSON line on stdout, the steps on stderr")
     one.set_defaults(run=ask)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from r3flow import cli
 from r3flow.environment import Environment
-from r3flow.params import load
+from r3flow.params import Params, load
 from r3flow.policy import load_policy
 from r3flow.protocol import PROTOCOLS
 from r3flow.trajectory import Hit, InvalidStep, Passage, Step, Trajectory
@@ -83,7 +83,41 @@ def test_ask_without_a_policy_says_how_to_get_one(
     assert error.startswith("error: models/ppo: no trained policy") and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["ask", " "], ["ask", "Who?", "--params", "none.yaml"]])
+@pytest.mark.parametrize(
+    ("retriever", "wanted", "noted"),
+    [
+        ("bm25", ("bm25", None), False),
+        ("dense", ("dense", None), True),
+        ("http://127.0.0.1:8000/search", ("remote", "http://127.0.0.1:8000/search"), True),
+    ],
+)
+def test_steps_and_retriever_of_one_question(
+    retriever: str, wanted: tuple[str, str | None], noted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    def load_both(params: Params, model_path: str) -> tuple[object, object, Environment]:
+        seen.append(params)
+        environment = Environment(Shelf(), PROTOCOLS["r3rag"], params)  # type: ignore[arg-type]
+        return (*load_policy(ROOT / "models/tiny-base", trust_remote_code=False), environment)
+
+    rolled = []
+    monkeypatch.setattr(cli, "_load", load_both)
+    monkeypatch.setattr("r3flow.rollout.generate_rollouts", lambda *given, **_: rolled.append(given[4]) or [Rolled()])
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["ask", "Who?", "--model", "models/tiny-base", "--steps", "2", "--retriever", retriever]) == 3
+    assert (seen[0].retrieval.kind, seen[0].retrieval.url) == wanted and rolled[0].max_steps == 2
+    assert ("trained with the retriever bm25" in capsys.readouterr().err) == noted
+
+
+class Rolled:
+    trajectory = Trajectory(question(), (Step(1, "a", query="b"), Step(2, "a", query="b")), "budget")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["ask", " "], ["ask", "Who?", "--params", "none.yaml"], ["ask", "Who?", "--retriever", "bm26"], ["ask", "Who?", "--retriever", ""]],
+)
 def test_bad_input_is_one_line(arguments: list[str], loaded: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*arguments, "--model", "models/tiny-base"]) == 1
     error = capsys.readouterr().err
