@@ -38,7 +38,6 @@ from tests.poison import (
     SETTINGS,
     TOKENIZERS,
     P,
-    Shelf,
     Voices,
     check_block,
     question_of,
@@ -146,9 +145,10 @@ def test_the_judges_form_holds_and_no_passage_passes_for_the_gold_page(tmp_path:
 @pytest.mark.parametrize("make", TOKENIZERS.values(), ids=TOKENIZERS)
 def test_one_shot_rag_is_asked_one_question_behind_one_line_of_documents(make: Any) -> None:
     tokenizer = make()
-    stream, environment = TokenStream(tokenizer, P), Environment(Shelf(), P, SETTINGS)
+    stream = TokenStream(tokenizer, P)
+    settings = SETTINGS.protocol.model_copy(update={"max_context_tokens": 4000 + SETTINGS.protocol.max_turn_tokens})
     for _, shown in SCENES:
-        ids, count = build_prompt(stream, environment, Question("q", "Which port?", (GOLD,)), [Hit(p, 1.0) for p in shown], 4000)
+        ids, count = build_prompt(stream, Question("q", "Which port?", (GOLD,)), [Hit(p, 1.0) for p in shown], settings)
         lines = tokenizer.decode(ids, clean_up_tokenization_spaces=False).splitlines()
         assert count == len(shown) and lines[0].startswith(f"{DOCUMENTS} [1]") and not reads_as_heading(lines[0][len(DOCUMENTS) :])
         assert lines[1:] == [f"{QUESTION} Which port?", CUE] and tokenizer.eos_token_id not in ids
