@@ -21,7 +21,7 @@ import openai
 
 from r3flow.errors import BudgetError, EndpointError, EndpointRefusedError, R3FlowError
 from r3flow.llm.ledger import Ledger
-from r3flow.llm.pool import http_client
+from r3flow.llm.pool import http_client, went_wrong
 from r3flow.llm.replies import Completion, UnusableError, Usage, read_completion
 from r3flow.params import Endpoint
 
@@ -192,9 +192,7 @@ class ChatClient:
             return read_completion(response.content)
         except UnusableError as error:
             return f"sent {self._clean(str(error))}"
-        except (TimeoutError, openai.APITimeoutError) as error:
-            if isinstance(error.__cause__, httpx2.ConnectTimeout):
-                return "can not be reached"
+        except TimeoutError:
             return f"no answer within {self.params.timeout_s:g} s"
         except openai.APIStatusError as error:
             if error.status_code not in RETRIED and error.status_code < 500:
@@ -204,8 +202,11 @@ class ChatClient:
             self._heed(error.response.headers.get("retry-after"))
             return f"answered {error.status_code}{self._said(error)}"
         except openai.APIConnectionError as error:
+            wrong = went_wrong(error)
+            if wrong == "silent":
+                return f"no answer within {self.params.timeout_s:g} s"
             cause = error.__cause__ or error
-            what = "can not be reached" if isinstance(cause, httpx2.ConnectError) else "broke off the connection"
+            what = "can not be reached" if wrong == "unreachable" else "broke off the connection"
             return f"{what} ({self._clean(str(cause) or type(cause).__name__)})"
 
     def _keep(self, key: str, completion: Completion) -> None:

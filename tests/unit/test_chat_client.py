@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 import time
 
 import pytest
@@ -106,6 +107,32 @@ def test_nobody_listens(tmp_path):
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     with client(url, tmp_path, max_retries=2) as made, pytest.raises(EndpointError, match="can not be reached"):
         made.run(made.complete(ask()))
+
+
+def test_a_connection_that_breaks_is_not_called_unreachable_or_slow(tmp_path):
+    def drop():
+        connection, _ = listening.accept()
+        connection.recv(1 << 16)
+        connection.close()
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        thread = threading.Thread(target=drop)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        with client(url, tmp_path, max_retries=0) as made, pytest.raises(EndpointError, match="broke off the connection"):
+            made.run(made.complete(ask()))
+        thread.join()
+
+
+def test_a_server_that_says_nothing_is_called_slow(tmp_path):
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        with client(url, tmp_path, max_retries=0, timeout_s=0.4) as made, pytest.raises(EndpointError, match=r"no answer within 0\.4 s"):
+            made.run(made.complete(ask()))
 
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 422, 307])
