@@ -192,8 +192,6 @@ class ChatClient:
             return read_completion(response.content)
         except UnusableError as error:
             return f"sent {self._clean(str(error))}"
-        except TimeoutError:
-            return f"no answer within {self.params.timeout_s:g} s"
         except openai.APIStatusError as error:
             if error.status_code not in RETRIED and error.status_code < 500:
                 refused = self._refusal(error)
@@ -201,7 +199,7 @@ class ChatClient:
                 raise refused from None
             self._heed(error.response.headers.get("retry-after"))
             return f"answered {error.status_code}{self._said(error)}"
-        except openai.APIConnectionError as error:
+        except (TimeoutError, openai.APIConnectionError) as error:
             wrong = went_wrong(error)
             if wrong == "silent":
                 return f"no answer within {self.params.timeout_s:g} s"

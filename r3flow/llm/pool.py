@@ -1,7 +1,7 @@
 """The HTTP connections of a chat client: aiohttp's, which openai offers behind its own interface.
 
-A call over httpcore's pool costs a third more CPU (measured: `docs/LOG.md`), and a pipeline with a teacher nearby makes tens of thousands
-of calls. Proxies stay with httpx, which knows the forms of their addresses and exceptions.
+A call over httpcore's pools costs half as much CPU again (`benchmarks.chat_calls`, docs/LOG.md), and a pipeline with a teacher nearby
+makes tens of thousands of calls. Proxies stay with httpx, which knows the forms of their addresses and exceptions.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ def http_client(base_url: str, concurrency: int, timeout_s: float, *, use_proxie
     return openai.DefaultAioHttpClient(timeout=timeout, limits=limits, trust_env=False, follow_redirects=False)
 
 
-def went_wrong(error: openai.APIConnectionError) -> Literal["unreachable", "silent", "broken"]:
+def went_wrong(error: TimeoutError | openai.APIConnectionError) -> Literal["unreachable", "silent", "broken"]:
     """Why there is no response: no connection came about, nothing was sent on it for too long, or it broke."""
+    if isinstance(error, TimeoutError):  # of the whole call
+        return "silent"
     cause = error.__cause__
     origin = None if cause is None else cause.__cause__
-    # openai's adapter of aiohttp calls a connection that broke a connect timeout
-    other = (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)
-    if isinstance(origin, aiohttp.ClientConnectionError) and not isinstance(origin, other):
-        return "broken"
+    named_rightly = (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)
+    if isinstance(origin, aiohttp.ClientConnectionError) and not isinstance(origin, named_rightly):
+        return "broken"  # openai's adapter of aiohttp calls this a connect timeout
     if isinstance(cause, (httpx2.ConnectTimeout, httpx2.ConnectError)):
         return "unreachable"
     return "silent" if isinstance(cause, httpx2.TimeoutException) else "broken"
