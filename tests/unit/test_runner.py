@@ -146,3 +146,13 @@ def test_narrowed_params_hold_the_listed_sections_alone():
         _ = params.sft
     with pytest.raises(AttributeError):
         _ = params.nonsense
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "3000"), ("77", "77")])
+def test_waiting_threads_are_told_to_sleep_before_torch_can_load(given: str | None, expected: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"} | (
+        {"GOMP_SPINCOUNT": given} if given else {}
+    )
+    code = "import stages, os, sys; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [expected, "False"]
